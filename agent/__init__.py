@@ -1,0 +1,1 @@
+"""One model, many sequences: turns requests into batches and batches into text."""

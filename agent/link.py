@@ -1,0 +1,169 @@
+"""The agent's end of the link: dials the balancer, and dials again whenever the link is lost.
+
+What the frames mean is the business of ``agent.service``; here they are only carried. One writer
+task owns each socket.
+"""
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+from websockets.frames import CloseCode
+
+from common.errors import HeadraceError
+from common.messages import MAX_FRAME_BYTES, Join, Status, Step, ToAgent, decode_to_agent, encode
+
+log = logging.getLogger(__name__)
+
+PING_INTERVAL = 2.0
+PING_TIMEOUT = 5.0
+"""Seconds without an answer after which the other side is given up."""
+
+OPEN_TIMEOUT = 5.0
+FIRST_DELAY = 0.1
+LONGEST_DELAY = 3.0
+
+MAX_OUTBOX = 4096
+"""Frames that may wait for a slow link before it is given up."""
+
+REFUSED = 4000
+"""The close code with which a balancer says that dialling again is useless."""
+
+
+class LinkRefusedError(HeadraceError):
+    """The balancer will not have this agent; the text says why."""
+
+
+class Handler(Protocol):
+    """What the link needs to know of the agent."""
+
+    def join(self) -> Join:
+        """A link has been made: the frame to begin with."""
+        ...
+
+    def status(self) -> Status: ...
+
+    def received(self, frame: ToAgent, /) -> None: ...
+
+    def lost(self) -> None:
+        """The link is gone, and with it all requests that came over it."""
+        ...
+
+
+def delays(chance: random.Random) -> Iterator[float]:
+    """Seconds to wait before each further try: doubling, bounded, and spread by chance so that
+    the agents of a restarted balancer do not all come at once.
+    """
+    delay = FIRST_DELAY
+    while True:
+        yield delay * chance.uniform(0.5, 1.0)
+        delay = min(delay * 2, LONGEST_DELAY)
+
+
+class Link:
+    def __init__(self, url: str, handler: Handler) -> None:
+        self._url = url
+        self._handler = handler
+        self._steps: deque[Step] = deque()
+        self._status_changed = False
+        self._closing = False
+        self._wake = asyncio.Event()
+        self._linked = False
+
+    def send(self, step: Step) -> None:
+        """Send soon, in order. Without a link there is nobody to tell, and the step is dropped."""
+        if self._linked:
+            self._steps.append(step)
+            self._wake.set()
+
+    def status_changed(self) -> None:
+        """Send the newest status soon; several changes at once become one frame."""
+        self._status_changed = True
+        self._wake.set()
+
+    def close(self) -> None:
+        """Send what is still to be sent and say good-bye; then ``run`` returns.
+
+        If there is no link just now, ``run`` goes on trying: cancel it.
+        """
+        self._closing = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Keep a link until closed. Raises ``LinkRefusedError`` if the balancer refuses us."""
+        chance = random.Random()
+        waits = delays(chance)
+        while not self._closing:
+            try:
+                async with connect(
+                    self._url,
+                    compression=None,
+                    max_size=MAX_FRAME_BYTES,
+                    open_timeout=OPEN_TIMEOUT,
+                    close_timeout=1.0,
+                    ping_interval=PING_INTERVAL,
+                    ping_timeout=PING_TIMEOUT,
+                    proxy=None,
+                ) as socket:
+                    log.info("linked to %s", self._url)
+                    waits = delays(chance)
+                    await self._serve(socket)
+            except InvalidURI as error:
+                raise LinkRefusedError(str(error)) from error
+            except (OSError, TimeoutError, InvalidHandshake) as error:
+                log.info("no link to %s yet: %s", self._url, error)
+            if not self._closing:
+                await asyncio.sleep(next(waits))
+
+    async def _serve(self, socket: ClientConnection) -> None:
+        """Carry frames until the link is closed or lost."""
+        self._steps.clear()
+        self._linked = True
+        try:
+            async with asyncio.TaskGroup() as group:
+                writer = group.create_task(self._write(socket))
+                await self._read(socket)
+                writer.cancel()
+        except* ConnectionClosed:
+            pass
+        finally:
+            self._linked = False
+            self._handler.lost()
+        log.info("link to %s ended: %s %s", self._url, socket.close_code, socket.close_reason)
+        if socket.close_code == REFUSED:
+            raise LinkRefusedError(socket.close_reason or "the balancer refuses this agent")
+
+    async def _read(self, socket: ClientConnection) -> None:
+        async for data in socket:
+            try:
+                frame = decode_to_agent(data)
+            except msgspec.MsgspecError as error:
+                log.warning("the balancer sent a frame that cannot be read: %s", error)
+                await socket.close(CloseCode.UNSUPPORTED_DATA, "unreadable frame")
+                return
+            self._handler.received(frame)
+
+    async def _write(self, socket: ClientConnection) -> None:
+        await socket.send(encode(self._handler.join()))
+        self._status_changed = False
+        while True:
+            if len(self._steps) > MAX_OUTBOX:
+                log.warning("the link to %s is too slow", self._url)
+                socket.transport.abort()
+                return
+            while self._steps:
+                await socket.send(encode(self._steps.popleft()))
+            if self._status_changed:
+                self._status_changed = False
+                await socket.send(encode(self._handler.status()))
+            if self._closing:
+                await socket.close()
+                return
+            await self._wake.wait()
+            self._wake.clear()

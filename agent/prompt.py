@@ -1,0 +1,71 @@
+"""From a ``Generate`` frame to tokens, or to the reason why it cannot run here.
+
+No I/O here, and nothing that belongs to the decode thread: long prompts are prepared beside it,
+so that they do not hold up the streams that run.
+"""
+
+from dataclasses import dataclass
+
+from agent.engine import Engine
+from agent.template import ChatTemplate
+from common.errors import ErrorCode, RequestError
+from common.ids import RequestId, TokenId
+from common.messages import Conversation, Generate, RawPrompt, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    request_id: RequestId
+    prompt: list[TokenId]
+    """At least one token, and fewer than the context holds."""
+    max_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...]
+
+
+class Preparer:
+    def __init__(self, engine: Engine) -> None:
+        self._vocabulary = engine.vocabulary
+        self._context = engine.context
+        self._template: ChatTemplate | None = None
+        self._why_no_template = "the model has no chat template"
+        if engine.chat_template is not None:
+            try:
+                self._template = ChatTemplate(engine.chat_template, self._vocabulary.special_texts)
+            except RequestError as error:
+                self._why_no_template = error.message
+
+    @property
+    def has_template(self) -> bool:
+        return self._template is not None
+
+    def prepare(self, request: Generate) -> PreparedRequest:
+        """Render and tokenize. Raises ``RequestError``, whose text is for the client."""
+        tokens = self._vocabulary.tokenize(self._render(request))
+        beginning = self._vocabulary.beginning
+        # Many templates write the beginning token themselves; twice would harm the answer.
+        if beginning is not None and tokens[:1] != [beginning]:
+            tokens.insert(0, beginning)
+        if not tokens:
+            raise RequestError(ErrorCode.INVALID_REQUEST, "the prompt is empty")
+        if len(tokens) >= self._context:
+            raise RequestError(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"context_length_exceeded: the prompt has {len(tokens)} tokens; with at least one "
+                f"for the answer, the limit of this agent is {self._context}",
+            )
+        return PreparedRequest(
+            request.request_id, tokens, request.max_tokens, request.sampling, request.stop
+        )
+
+    def _render(self, request: Generate) -> str:
+        match request.prompt:
+            case RawPrompt(text):
+                return text
+            case Conversation() as conversation:
+                if self._template is None:
+                    raise RequestError(
+                        ErrorCode.CHAT_TEMPLATE_ERROR,
+                        f"{self._why_no_template}; send a raw prompt instead",
+                    )
+                return self._template.render(conversation)

@@ -1,0 +1,74 @@
+"""The clients' address: all HTTP routes and the websocket, as one ASGI application.
+
+A plain Starlette factory that knows nothing of Ray: tests run it under uvicorn. Each route is a
+thin translation between a protocol and the balancer's methods.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route, WebSocketRoute
+
+from balancer.balancer import Balancer
+from balancer.inference import Inference
+from balancer.management import Management
+from common.errors import STATUS, RequestError
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(balancer: Balancer) -> Starlette:
+    inference = Inference(balancer)
+    management = Management(balancer)
+    return Starlette(
+        routes=[
+            Route("/health", _health),
+            Route(
+                "/api/v1/continue_from_conversation_history",
+                _plain_errors(inference.conversation),
+                methods=["POST"],
+            ),
+            Route(
+                "/api/v1/continue_from_raw_prompt",
+                _plain_errors(inference.raw_prompt),
+                methods=["POST"],
+            ),
+            Route(
+                "/api/v1/generate_embedding_batch",
+                _plain_errors(inference.embeddings),
+                methods=["POST"],
+            ),
+            WebSocketRoute("/api/v1/inference_socket", inference.socket),
+            Route("/api/v1/agents", management.agents),
+            Route("/api/v1/agents/stream", management.agents_stream),
+            Route("/api/v1/buffered_requests", management.buffered),
+            Route("/api/v1/buffered_requests/stream", management.buffered_stream),
+            Route("/api/v1/balancer_desired_state", management.desired_state),
+            Route(
+                "/api/v1/balancer_desired_state",
+                _plain_errors(management.put_desired_state),
+                methods=["PUT"],
+            ),
+            Route("/metrics", management.metrics),
+        ]
+    )
+
+
+async def _health(_request: Request) -> Response:
+    return PlainTextResponse("OK")
+
+
+def _plain_errors(endpoint: Endpoint) -> Endpoint:
+    """Errors before a stream begins are plain text with the fitting status."""
+
+    @wraps(endpoint)
+    async def wrapped(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except RequestError as error:
+            return PlainTextResponse(f"{error.message}\n", status_code=STATUS[error.code])
+
+    return wrapped

@@ -1,0 +1,280 @@
+"""The balancer: sole owner of the dispatcher. Feeds it events and carries out its effects.
+
+It decides nothing. All its methods are called on one asyncio loop and none of them waits, so that
+an event and its effects are never interleaved with another's.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from balancer.buffer import Buffer
+from balancer.desired_state import BalancerDesiredState
+from balancer.dispatcher import Abandon, Dispatch, Dispatcher, Effect, Reject, Rejection
+from balancer.exchange import Changes, Exchange, Told
+from balancer.metrics import AgentGauges, Gauges, Metrics
+from common.errors import ErrorCode
+from common.ids import AgentId, RequestId
+from common.messages import (
+    Busy,
+    Cancel,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    Join,
+    Status,
+    ToAgent,
+    TokenGenerated,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LinkedAgent:
+    agent_id: AgentId
+    name: str | None
+    status: Status
+    send: Callable[[ToAgent], None]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView:
+    """An agent as observers see it."""
+
+    agent_id: AgentId
+    name: str | None
+    status: Status
+    slots_bound: int
+
+
+@dataclass(slots=True)
+class _Request:
+    generate: Generate
+    exchange: Exchange
+    arrived: float
+    dispatched: float | None = None
+    started: bool = False
+
+
+class Balancer:
+    def __init__(self, *, buffer_capacity: int, patience: float) -> None:
+        """``buffer_capacity``: requests that may wait; ``patience``: seconds that each may wait.
+
+        Must be made inside a running asyncio loop.
+        """
+        self._patience = patience
+        self._dispatcher = Dispatcher(Buffer(capacity=buffer_capacity, patience=patience))
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._agents: dict[AgentId, LinkedAgent] = {}
+        self._requests: dict[RequestId, _Request] = {}
+        self.closed = asyncio.Event()
+        self.changes = Changes()
+        self.metrics = Metrics(self._gauges)
+        self.desired_state = BalancerDesiredState.defaults()
+
+    # What clients do
+
+    def submit(self, generate: Generate) -> Exchange:
+        """Take the request on. Read the exchange to its end, or ``cancel``."""
+        request_id = generate.request_id
+        exchange = Exchange(request_id)
+        now = self._loop.time()
+        self._requests[request_id] = _Request(generate, exchange, arrived=now)
+        if self.closed.is_set():
+            self._refuse_because_closed(request_id)
+        else:
+            self._carry_out(self._dispatcher.submit(request_id, now=now))
+        return exchange
+
+    def cancel(self, request_id: RequestId) -> None:
+        """The client has gone; nothing if the request is over already."""
+        if self._requests.pop(request_id, None) is not None:
+            self.metrics.requests.labels("cancelled").inc()
+            log.info("request_id=%s cancelled", request_id)
+            self._carry_out(self._dispatcher.cancel(request_id))
+
+    # What agents do
+
+    def join(self, frame: Join, send: Callable[[ToAgent], None]) -> None:
+        """A link has been made. ``send`` hands a frame to it and never waits.
+
+        An agent that is here already has a new link before we noticed the loss of the old one.
+        """
+        if frame.agent_id in self._agents:
+            self.leave(frame.agent_id)
+        log.info("agent_id=%s name=%s joined", frame.agent_id, frame.name)
+        self._agents[frame.agent_id] = LinkedAgent(frame.agent_id, frame.name, frame.status, send)
+        self._dispatcher.join(frame.agent_id)
+        self._report(frame.agent_id, frame.status)
+
+    def report(self, agent_id: AgentId, status: Status) -> None:
+        agent = self._agents[agent_id]
+        if status.version > agent.status.version:
+            agent.status = status
+            self._report(agent_id, status)
+
+    def happened(self, agent_id: AgentId, events: Iterable[Event]) -> None:
+        """What one pass of an agent brought forth."""
+        for event in events:
+            # An event of a request that has moved on since is out of date.
+            if self._dispatcher.serves(agent_id, event.request_id):
+                self._happened(self._agents[agent_id], event)
+
+    def leave(self, agent_id: AgentId) -> None:
+        """The agent's link is lost."""
+        log.info("agent_id=%s left", agent_id)
+        del self._agents[agent_id]
+        before = self._dispatcher.buffered
+        effects = self._dispatcher.leave(agent_id, now=self._loop.time())
+        self.metrics.requeued.labels("agent_lost").inc(
+            max(0, self._dispatcher.buffered - before)
+            + sum(isinstance(effect, Dispatch) for effect in effects)
+        )
+        self._carry_out(effects)
+
+    # What observers see
+
+    @property
+    def agents(self) -> list[AgentView]:
+        return [
+            AgentView(
+                agent.agent_id,
+                agent.name,
+                agent.status,
+                self._dispatcher.bound(agent.agent_id),
+            )
+            for agent in self._agents.values()
+        ]
+
+    @property
+    def buffered(self) -> int:
+        return self._dispatcher.buffered
+
+    def close(self) -> None:
+        """Tell every client that this balancer ends; new requests are told the same at once."""
+        self.closed.set()
+        self.changes.notify()
+        for request_id in tuple(self._requests):
+            self._carry_out(self._dispatcher.cancel(request_id))
+            self._refuse_because_closed(request_id)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _report(self, agent_id: AgentId, status: Status) -> None:
+        self._carry_out(
+            self._dispatcher.report(agent_id, slots=status.slots_total, draining=status.draining)
+        )
+
+    def _happened(self, agent: LinkedAgent, event: Event) -> None:
+        request_id = event.request_id
+        match event:
+            case TokenGenerated():
+                request = self._requests.get(request_id)
+                if request is not None:
+                    self._pass_on(request, agent, event)
+            case Busy():
+                log.info("request_id=%s agent_id=%s refused", request_id, agent.agent_id)
+                self.metrics.requeued.labels("busy").inc()
+                self._carry_out(self._dispatcher.refuse(request_id))
+            case Finished() | Failed():
+                request = self._requests.pop(request_id, None)
+                if request is not None:
+                    self._end(request, agent.name, event)
+                self._carry_out(self._dispatcher.finish(request_id))
+            case _:
+                assert_never(event)
+
+    def _pass_on(self, request: _Request, agent: LinkedAgent, event: TokenGenerated) -> None:
+        if not request.started:
+            request.started = True
+            self._dispatcher.start(event.request_id)
+            self.metrics.first_token.observe(self._loop.time() - request.arrived)
+        self.metrics.tokens.inc()
+        if not request.exchange.is_full:
+            request.exchange.put(Told(agent.name, event))
+            return
+        del self._requests[event.request_id]
+        slow = Failed(
+            event.request_id, ErrorCode.SLOW_CLIENT, "the answer was not read; it has been given up"
+        )
+        self._end(request, agent.name, slow)
+        self._carry_out(self._dispatcher.cancel(event.request_id))
+
+    def _end(self, request: _Request, name: str | None, event: Finished | Failed) -> None:
+        """The client's last event. The request must have left ``_requests``."""
+        match event:
+            case Finished(reason=reason, usage=usage):
+                outcome = str(reason)
+                self.metrics.prompt_tokens.inc(usage.prompt_tokens)
+            case Failed(code=code):
+                outcome = str(code)
+        self.metrics.requests.labels(outcome).inc()
+        log.info("request_id=%s over: %s", event.request_id, outcome)
+        request.exchange.put(Told(name, event))
+
+    def _refuse_because_closed(self, request_id: RequestId) -> None:
+        self._end(
+            self._requests.pop(request_id),
+            None,
+            Failed(request_id, ErrorCode.SHUTTING_DOWN, "the balancer is shutting down"),
+        )
+
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Dispatch(request_id, agent_id):
+                    request = self._requests[request_id]
+                    if request.dispatched is None:
+                        request.dispatched = self._loop.time()
+                        self.metrics.wait.observe(request.dispatched - request.arrived)
+                    log.info("request_id=%s agent_id=%s dispatched", request_id, agent_id)
+                    self._agents[agent_id].send(request.generate)
+                case Abandon(request_id, agent_id):
+                    self._agents[agent_id].send(Cancel(request_id))
+                case Reject(request_id, reason):
+                    self._end(self._requests.pop(request_id), None, self._rejected(effect, reason))
+                case _:
+                    assert_never(effect)
+        self._arm()
+        self.changes.notify()
+
+    def _rejected(self, effect: Reject, reason: Rejection) -> Failed:
+        match reason:
+            case Rejection.BUFFER_FULL:
+                message = "too many requests are waiting for a slot already"
+            case Rejection.BUFFER_TIMEOUT:
+                message = f"no slot became free within {self._patience:g} s"
+            case Rejection.AGENT_LOST:
+                message = "the agent that served this request was lost"
+        return Failed(effect.request_id, ErrorCode(reason), message)
+
+    def _arm(self) -> None:
+        """Have ``expire`` called at the next deadline, if there is one."""
+        deadline = None if self.closed.is_set() else self._dispatcher.next_deadline
+        if self._timer is not None:
+            if self._timer.when() == deadline and not self._timer.cancelled():
+                return
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._carry_out(self._dispatcher.expire(now=self._loop.time()))
+
+    def _gauges(self) -> Gauges:
+        return Gauges(
+            self.buffered,
+            [
+                AgentGauges(
+                    agent.name or agent.agent_id, agent.status.slots_total, agent.slots_bound
+                )
+                for agent in self.agents
+            ],
+        )

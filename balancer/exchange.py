@@ -1,0 +1,85 @@
+"""How events reach the one client that waits for them, and how observers learn of changes.
+
+Both are bounded whatever the reader does: a request's events up to a limit, and of the state only
+that it changed.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from common.ids import RequestId
+from common.messages import Event, TokenGenerated
+
+MOST_WAITING = 1024
+"""Events that one client may leave unread before its request is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a client learns: an event, and the name of the agent that it came from."""
+
+    generated_by: str | None
+    event: Event
+
+    @property
+    def is_last(self) -> bool:
+        return not isinstance(self.event, TokenGenerated)
+
+
+class Exchange:
+    """The events of one request, from the balancer to its client, ending with the last one."""
+
+    def __init__(self, request_id: RequestId) -> None:
+        self.request_id = request_id
+        self._waiting: deque[Told] = deque()
+        self._arrived = asyncio.Event()
+        self._over = False
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._waiting) >= MOST_WAITING
+
+    def put(self, told: Told) -> None:
+        """Hand over. The last event always fits; ask ``is_full`` before any other."""
+        self._waiting.append(told)
+        self._arrived.set()
+
+    def __aiter__(self) -> "Exchange":
+        return self
+
+    async def __anext__(self) -> Told:
+        if self._over:
+            raise StopAsyncIteration
+        while not self._waiting:
+            self._arrived.clear()
+            await self._arrived.wait()
+        told = self._waiting.popleft()
+        self._over = told.is_last
+        return told
+
+
+class Changes:
+    """A counter to wait on. Many changes between two looks are one: only the latest state counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def notify(self) -> None:
+        self.count += 1
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+        self._waiting.clear()
+
+    async def after(self, count: int) -> int:
+        """Return the count as soon as it is greater than ``count``."""
+        while self.count <= count:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.add(future)
+            try:
+                await future
+            finally:
+                self._waiting.discard(future)
+        return self.count

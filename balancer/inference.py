@@ -1,0 +1,164 @@
+"""The inference routes: one request a body over HTTP, many at once over a websocket.
+
+Over HTTP the answer is one JSON message a line; over the websocket the same messages, one a frame.
+A client that goes away, or says that it does not wait any longer, is a cancel.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from balancer import native
+from balancer.balancer import Balancer
+from balancer.exchange import Exchange
+from balancer.http import MAX_BODY_BYTES, ClosingStream, read_body
+from common.errors import ErrorCode, RequestError
+from common.ids import RequestId
+from common.messages import Generate
+
+log = logging.getLogger(__name__)
+
+MOST_UNSENT = 256
+"""Messages that may wait for a slow websocket before its requests stop being read."""
+
+MOST_OPEN = 1024
+"""Requests that one websocket may have open at once."""
+
+GOOD_BYE_TIMEOUT = 1.0
+"""Seconds for the last messages when the balancer ends."""
+
+GOING_AWAY = 1001
+MESSAGE_TOO_BIG = 1009
+
+
+class Inference:
+    def __init__(self, balancer: Balancer) -> None:
+        self._balancer = balancer
+
+    async def conversation(self, request: Request) -> Response:
+        return await self._generate(request, native.ContinueFromConversationHistory)
+
+    async def raw_prompt(self, request: Request) -> Response:
+        return await self._generate(request, native.ContinueFromRawPrompt)
+
+    async def embeddings(self, request: Request) -> Response:
+        raise RequestError(ErrorCode.NOT_SUPPORTED, "embeddings are not enabled")
+
+    async def socket(self, socket: WebSocket) -> None:
+        await _Session(self._balancer, socket).run()
+
+    async def _generate(self, request: Request, model: type[native.GenerationParams]) -> Response:
+        params = native.parse(model, await read_body(request))
+        return ClosingStream(
+            self._lines(frame(self._balancer, params)),
+            media_type="application/json",
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+
+    async def _lines(self, generate: Generate) -> AsyncGenerator[bytes, None]:
+        request_id = generate.request_id
+        try:
+            async for told in self._balancer.submit(generate):
+                for message in native.messages(request_id, told.generated_by, told.event):
+                    yield msgspec.json.encode(message) + b"\n"
+        finally:
+            self._balancer.cancel(request_id)
+
+
+def frame(balancer: Balancer, params: native.GenerationParams) -> Generate:
+    """A new request with an id of our own. Raises ``RequestError`` for what is not supported."""
+    request_id = RequestId(uuid.uuid4().hex)
+    return native.generate(params, request_id, balancer.desired_state.inference_parameters.sampling)
+
+
+class _Session:
+    """One websocket: a reader, a writer, and a task for each open request."""
+
+    def __init__(self, balancer: Balancer, socket: WebSocket) -> None:
+        self._balancer = balancer
+        self._socket = socket
+        self._open: dict[str, asyncio.Task[None]] = {}
+        self._outbox: asyncio.Queue[str] = asyncio.Queue(MOST_UNSENT)
+
+    async def run(self) -> None:
+        """Serve until the client has gone; then all its requests are cancelled."""
+        await self._socket.accept()
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self._tasks.create_task(self._write())
+                self._tasks.create_task(self._close_with_balancer())
+                await self._read()
+        except* WebSocketDisconnect:
+            pass
+
+    async def _read(self) -> None:
+        while True:
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                raise WebSocketDisconnect(message.get("code", 1005))
+            text = message.get("text")
+            if text is None:
+                continue  # binary frames have no meaning in this protocol
+            if len(text) > MAX_BODY_BYTES:
+                await self._socket.close(MESSAGE_TOO_BIG)
+                raise WebSocketDisconnect(MESSAGE_TOO_BIG)
+            try:
+                self._received(native.parse_message(text))
+            except native.MessageError as error:
+                if error.request_id is None:
+                    log.info("a websocket message was ignored: %s", error)
+                    continue
+                await self._send(native.failure(error.request_id, None, error.code, error.message))
+
+    def _received(self, message: native.Request | native.Stop) -> None:
+        """Raises ``MessageError`` if the request cannot be taken on; the others go on."""
+        if isinstance(message, native.Stop):
+            if task := self._open.get(message.request_id):
+                task.cancel()
+            return
+        client_id = message.id
+        if client_id in self._open:
+            raise native.MessageError(client_id, "a request with this id is open already")
+        if len(self._open) >= MOST_OPEN:
+            raise native.MessageError(client_id, f"more than {MOST_OPEN} open requests")
+        try:
+            generate = frame(self._balancer, message.request.params)
+        except RequestError as error:
+            raise native.MessageError(client_id, error.message, error.code) from error
+        task = self._tasks.create_task(self._forward(client_id, self._balancer.submit(generate)))
+        self._open[client_id] = task
+        # A callback, since a task that is cancelled before its first step never runs its finally.
+        task.add_done_callback(lambda _: self._end(client_id, generate.request_id))
+
+    async def _forward(self, client_id: str, exchange: Exchange) -> None:
+        async for told in exchange:
+            for message in native.messages(client_id, told.generated_by, told.event):
+                await self._send(message)
+
+    def _end(self, client_id: str, request_id: RequestId) -> None:
+        del self._open[client_id]
+        self._balancer.cancel(request_id)
+
+    async def _close_with_balancer(self) -> None:
+        await self._balancer.closed.wait()
+        with suppress(TimeoutError):  # each open request has its last message already
+            async with asyncio.timeout(GOOD_BYE_TIMEOUT):
+                await asyncio.gather(*self._open.values(), return_exceptions=True)
+                await self._outbox.join()
+        await self._socket.close(GOING_AWAY, "the balancer is shutting down")
+        raise WebSocketDisconnect(GOING_AWAY)
+
+    async def _send(self, message: native.Message) -> None:
+        await self._outbox.put(msgspec.json.encode(message).decode())
+
+    async def _write(self) -> None:
+        while True:
+            await self._socket.send_text(await self._outbox.get())
+            self._outbox.task_done()

@@ -1,0 +1,126 @@
+"""The balancer's end of the agent links: a listener of its own, beside the clients' address.
+
+Agents dial in, say ``Join``, and stay. A link that is silent for some seconds is lost. One writer
+task owns each socket.
+"""
+
+import asyncio
+import logging
+
+import msgspec
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
+
+from balancer.balancer import Balancer
+from common.ids import AgentId
+from common.messages import (
+    MAX_FRAME_BYTES,
+    PROTOCOL,
+    Join,
+    Status,
+    Step,
+    ToAgent,
+    decode_to_balancer,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+PING_INTERVAL = 2.0
+PING_TIMEOUT = 5.0
+JOIN_TIMEOUT = 5.0
+"""Seconds that a new link may take to say who it is."""
+
+MOST_WAITING = 4096
+"""Frames that may wait for a slow link before it is given up."""
+
+REFUSED = 4000
+"""Close code: dialling again is useless."""
+
+
+class AgentListener:
+    def __init__(self, balancer: Balancer) -> None:
+        self._balancer = balancer
+        self._server: Server | None = None
+        self._current: dict[AgentId, ServerConnection] = {}
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; return the port (``port`` 0: any that is free). Raises ``OSError``."""
+        self._server = await serve(
+            self._serve,
+            host,
+            port,
+            compression=None,
+            max_size=MAX_FRAME_BYTES,
+            open_timeout=JOIN_TIMEOUT,
+            close_timeout=1.0,
+            ping_interval=PING_INTERVAL,
+            ping_timeout=PING_TIMEOUT,
+        )
+        return next(iter(self._server.sockets)).getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close(code=CloseCode.GOING_AWAY, reason="the balancer is shutting down")
+            await self._server.wait_closed()
+
+    async def _serve(self, socket: ServerConnection) -> None:
+        try:
+            await self._serve_frames(socket)
+        except* ConnectionClosed:
+            pass
+        except* (TimeoutError, msgspec.MsgspecError) as group:
+            log.warning("agent link from %s: %s", socket.remote_address, group.exceptions)
+            await socket.close(CloseCode.UNSUPPORTED_DATA, "unreadable frame")
+
+    async def _serve_frames(self, socket: ServerConnection) -> None:
+        async with asyncio.timeout(JOIN_TIMEOUT):
+            join = decode_to_balancer(await socket.recv())
+        if not isinstance(join, Join) or join.protocol != PROTOCOL:
+            await socket.close(REFUSED, f"this balancer speaks protocol {PROTOCOL}")
+            return
+        agent_id = join.agent_id
+        outbox: asyncio.Queue[ToAgent] = asyncio.Queue(MOST_WAITING)
+
+        def send(frame: ToAgent) -> None:
+            try:
+                outbox.put_nowait(frame)
+            except asyncio.QueueFull:
+                log.warning("agent_id=%s does not read its link", agent_id)
+                socket.transport.abort()
+
+        self._balancer.join(join, send)
+        self._current[agent_id] = socket
+        try:
+            async with asyncio.TaskGroup() as group:
+                writer = group.create_task(_write(socket, outbox))
+                await self._read(socket, agent_id)
+                writer.cancel()
+        except* ConnectionClosed:
+            pass
+        finally:
+            # A newer link of the same agent has taken its place in the balancer already.
+            if self._current.get(agent_id) is socket:
+                del self._current[agent_id]
+                self._balancer.leave(agent_id)
+
+    async def _read(self, socket: ServerConnection, agent_id: AgentId) -> None:
+        async for data in socket:
+            frame = decode_to_balancer(data)
+            if self._current.get(agent_id) is not socket:
+                await socket.close(REFUSED, "this agent has a newer link")
+                return
+            match frame:
+                case Step(events):
+                    self._balancer.happened(agent_id, events)
+                case Status():
+                    self._balancer.report(agent_id, frame)
+                case Join():
+                    await socket.close(CloseCode.PROTOCOL_ERROR, "a link is joined once")
+                    return
+
+
+async def _write(socket: ServerConnection, outbox: asyncio.Queue[ToAgent]) -> None:
+    while True:
+        await socket.send(encode(await outbox.get()))

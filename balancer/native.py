@@ -1,0 +1,327 @@
+"""The native protocol: clients' JSON to ``Generate`` frames, and events back to JSON messages.
+
+A pure translator of the published wire format, for HTTP bodies and websocket messages alike.
+Optional keys of our own stand next to the published ones: ``sampling``, ``seed`` and ``stop``.
+"""
+
+from abc import abstractmethod
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, assert_never
+
+from msgspec.structs import replace
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+
+from balancer.desired_state import Int, Strict
+from common.errors import STATUS, ErrorCode, RequestError
+from common.ids import RequestId
+from common.messages import (
+    Busy,
+    ChatMessage,
+    Conversation,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Generate,
+    Prompt,
+    RawPrompt,
+    Sampling,
+    TokenGenerated,
+)
+
+# What clients send
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class ImageUrl(Strict):
+    url: str
+
+
+class ImagePart(Strict):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+ContentPart: TypeAlias = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
+class ConversationMessage(Strict):
+    role: str
+    content: str | list[ContentPart]
+
+    def flatten(self) -> ChatMessage:
+        """Templates expect plain text, so text parts become paragraphs, as in llama.cpp."""
+        if isinstance(self.content, str):
+            return ChatMessage(self.role, self.content)
+        texts: list[str] = []
+        for part in self.content:
+            match part:
+                case TextPart(text=text):
+                    texts.append(text)
+                case ImagePart():
+                    raise RequestError(
+                        ErrorCode.MULTIMODAL_NOT_SUPPORTED, "images are not supported yet"
+                    )
+        return ChatMessage(self.role, "\n".join(texts))
+
+
+class ToolParameters(Strict):
+    type: str
+    properties: dict[str, Any] | None = None
+    required: list[str] | None = None
+    additional_properties: Any = Field(default=None, alias="additionalProperties")
+
+    @model_validator(mode="after")
+    def _required_must_exist(self) -> "ToolParameters":
+        if self.properties is not None and self.required is not None:
+            missing = [name for name in self.required if name not in self.properties]
+            if missing:
+                raise ValueError(f"required but not in properties: {', '.join(missing)}")
+        return self
+
+
+class ToolFunction(Strict):
+    name: str
+    description: str
+    parameters: ToolParameters | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class SamplingOptions(Strict):
+    """Each key replaces that one value of the balancer's inference parameters."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Int | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    penalty_repeat: Annotated[float, Field(gt=0, le=100)] | None = None
+    penalty_frequency: Annotated[float, Field(ge=-100, le=100)] | None = None
+    penalty_presence: Annotated[float, Field(ge=-100, le=100)] | None = None
+    penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+
+
+def _one_or_many(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class GenerationParams(Strict):
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
+    grammar: dict[str, Any] | None = None
+    sampling: SamplingOptions = SamplingOptions()
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    stop: Annotated[tuple[StopText, ...], BeforeValidator(_one_or_many), Field(max_length=16)] = ()
+
+    @abstractmethod
+    def prompt(self) -> Prompt:
+        """Raises ``RequestError`` for what is not supported."""
+
+
+class ContinueFromConversationHistory(GenerationParams):
+    add_generation_prompt: bool
+    conversation_history: Annotated[list[ConversationMessage], Field(min_length=1)]
+    enable_thinking: bool
+    parse_tool_calls: bool = False
+    tools: tuple[Tool, ...] = ()
+
+    def prompt(self) -> Prompt:
+        if self.parse_tool_calls:
+            raise RequestError(ErrorCode.NOT_SUPPORTED, "parse_tool_calls is not supported yet")
+        return Conversation(
+            messages=tuple(message.flatten() for message in self.conversation_history),
+            tools=tuple(tool.model_dump(by_alias=True, exclude_none=True) for tool in self.tools),
+            add_generation_prompt=self.add_generation_prompt,
+            enable_thinking=self.enable_thinking,
+        )
+
+
+class ContinueFromRawPrompt(GenerationParams):
+    raw_prompt: str
+
+    def prompt(self) -> Prompt:
+        return RawPrompt(self.raw_prompt)
+
+
+def generate(params: GenerationParams, request_id: RequestId, sampling: Sampling) -> Generate:
+    """The frame for an agent. ``sampling``: what holds where the client says nothing.
+
+    Raises ``RequestError`` for what is not supported, so that nothing is ignored in silence.
+    """
+    if params.grammar is not None:
+        raise RequestError(ErrorCode.NOT_SUPPORTED, "grammar is not supported yet")
+    said = params.sampling.model_dump(exclude_none=True)
+    return Generate(
+        request_id=request_id,
+        prompt=params.prompt(),
+        max_tokens=params.max_tokens,
+        sampling=replace(sampling, **said, seed=params.seed),
+        stop=params.stop,
+    )
+
+
+class InferenceRequest(Strict):
+    """The ``Request`` that a websocket carries: exactly one of its two variants."""
+
+    conversation: ContinueFromConversationHistory | None = Field(
+        default=None, alias="ContinueFromConversationHistory"
+    )
+    raw_prompt: ContinueFromRawPrompt | None = Field(default=None, alias="ContinueFromRawPrompt")
+
+    @property
+    def params(self) -> GenerationParams:
+        params = self.conversation or self.raw_prompt
+        assert params is not None, "see _exactly_one"
+        return params
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "InferenceRequest":
+        if (self.conversation is None) == (self.raw_prompt is None):
+            raise ValueError("exactly one of its two variants is expected")
+        return self
+
+
+def describe(error: ValidationError) -> str:
+    """One line that says which keys are wrong and why, without repeating their content."""
+    problems = [
+        f"{'.'.join(str(step) for step in problem['loc']) or 'body'}: {problem['msg']}"
+        for problem in error.errors(include_url=False, include_input=False, include_context=False)
+    ]
+    more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+    return f"Invalid request parameters: {'; '.join(problems[:5])}{more}"
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def parse(model: type[ModelT], body: bytes) -> ModelT:
+    """From JSON. Raises ``RequestError`` (``invalid_request``) whose text is for the client."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise RequestError(ErrorCode.INVALID_REQUEST, describe(error)) from error
+
+
+class Stop(Strict):
+    """A websocket client does not wait for this request any longer."""
+
+    request_id: str = Field(alias="StopRespondingTo")
+
+
+class Request(Strict):
+    """A websocket client's request; ``id`` is of its own choice, unique among its open ones."""
+
+    id: str
+    request: InferenceRequest
+
+
+class _Envelope(BaseModel):
+    """Exactly one of its keys. ``Error``, which clients may send too, tells us nothing."""
+
+    request: dict[str, Any] | None = Field(default=None, alias="Request")
+    notification: Stop | None = Field(default=None, alias="Notification")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> "_Envelope":
+        if (self.request is None) == (self.notification is None):
+            raise ValueError("a Request or a Notification is expected")
+        return self
+
+
+class MessageError(RequestError):
+    """A websocket message that cannot be served, with the request id that it names, if any."""
+
+    def __init__(
+        self, request_id: str | None, message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST
+    ) -> None:
+        super().__init__(code, message)
+        self.request_id = request_id
+
+
+def parse_message(text: str) -> Request | Stop:
+    """A websocket message. Raises ``MessageError`` for anything else."""
+    try:
+        envelope = _Envelope.model_validate_json(text)
+    except ValidationError as error:
+        raise MessageError(None, describe(error)) from error
+    if envelope.notification is not None:
+        return envelope.notification
+    assert envelope.request is not None, "see _exactly_one"
+    try:
+        return Request.model_validate(envelope.request)
+    except ValidationError as error:
+        named = envelope.request.get("id")
+        request_id = named if isinstance(named, str) else None
+        raise MessageError(request_id, describe(error)) from error
+
+
+# What clients are sent
+
+Message: TypeAlias = dict[str, Any]
+
+
+def messages(request_id: str, generated_by: str | None, event: Event) -> list[Message]:
+    """What the client is told of an event, perhaps nothing. ``request_id``: as it knows it."""
+    match event:
+        case TokenGenerated(text=text):
+            return [_token(request_id, generated_by, text)] if text else []
+        case Finished(reason=FinishReason.CANCELLED):
+            return []
+        case Finished(usage=usage, text=text):
+            done = {
+                "usage": {
+                    "prompt_tokens": usage.prompt_tokens,
+                    "cached_prompt_tokens": usage.cached_prompt_tokens,
+                    "input_image_tokens": 0,
+                    "input_audio_tokens": 0,
+                    "content_tokens": usage.content_tokens,
+                    "reasoning_tokens": 0,
+                    "tool_call_tokens": 0,
+                    "undeterminable_tokens": 0,
+                }
+            }
+            tail = [_token(request_id, generated_by, text)] if text else []
+            return [*tail, _response(request_id, generated_by, {"Done": done})]
+        case Failed(code=code, message=message):
+            return [failure(request_id, generated_by, code, message)]
+        case Busy():
+            raise AssertionError("an agent's refusal is between the dispatcher and the agent")
+        case _:
+            assert_never(event)
+
+
+_FAILURES = {
+    ErrorCode.CHAT_TEMPLATE_ERROR: "ChatTemplateError",
+    ErrorCode.MULTIMODAL_NOT_SUPPORTED: "MultimodalNotSupported",
+}
+"""Failures that the published format knows as results; the rest are ``Error`` envelopes."""
+
+
+def failure(request_id: str, generated_by: str | None, code: ErrorCode, message: str) -> Message:
+    """The request's last message: it could not be served, or not to its end."""
+    if variant := _FAILURES.get(code):
+        return _response(request_id, generated_by, {variant: message})
+    error = {"code": STATUS[code], "description": message}
+    return {"Error": {"request_id": request_id, "error": error}}
+
+
+def _token(request_id: str, generated_by: str | None, text: str) -> Message:
+    return _response(request_id, generated_by, {"ContentToken": text})
+
+
+def _response(request_id: str, generated_by: str | None, result: Message) -> Message:
+    return {
+        "Response": {
+            "generated_by": generated_by,
+            "request_id": request_id,
+            "response": {"GeneratedToken": result},
+        }
+    }

@@ -1,0 +1,70 @@
+"""The agents that are here, and which request is bound to which of their slots. No I/O here.
+
+The agent owns its slots. What stands here is what the balancer has bound itself, which no report
+can change, so stale reports do no harm; an agent that has fewer free slots than we believe says
+``Busy``, and then it is left alone until it reports again.
+"""
+
+from dataclasses import dataclass, field
+
+from common.ids import AgentId, RequestId
+
+
+@dataclass(slots=True)
+class Agent:
+    agent_id: AgentId
+    slots: int
+    draining: bool = False
+    refused: bool = False
+    """It said ``Busy`` and has not reported since."""
+    bound: set[RequestId] = field(default_factory=set[RequestId])
+
+    @property
+    def free_slots(self) -> int:
+        if self.draining or self.refused:
+            return 0
+        return max(0, self.slots - len(self.bound))
+
+
+class AgentPool:
+    def __init__(self) -> None:
+        self._agents: dict[AgentId, Agent] = {}
+
+    def __contains__(self, agent_id: AgentId) -> bool:
+        return agent_id in self._agents
+
+    def join(self, agent_id: AgentId) -> None:
+        assert agent_id not in self._agents
+        self._agents[agent_id] = Agent(agent_id, slots=0)
+
+    def leave(self, agent_id: AgentId) -> Agent:
+        return self._agents.pop(agent_id)
+
+    def report(self, agent_id: AgentId, *, slots: int, draining: bool) -> None:
+        agent = self._agents[agent_id]
+        agent.slots = slots
+        agent.draining = draining
+        agent.refused = False
+
+    def available(self) -> list[Agent]:
+        """The agents with a free slot, in the order in which they joined."""
+        return [agent for agent in self._agents.values() if agent.free_slots > 0]
+
+    def bind(self, agent_id: AgentId, request_id: RequestId) -> None:
+        agent = self._agents[agent_id]
+        assert agent.free_slots > 0, "more requests than slots"
+        agent.bound.add(request_id)
+
+    def release(self, agent_id: AgentId, request_id: RequestId) -> None:
+        agent = self._agents[agent_id]
+        agent.bound.remove(request_id)
+        agent.refused = False  # a slot has become free for certain
+
+    def refuse(self, agent_id: AgentId, request_id: RequestId) -> None:
+        """The agent did not take the request that was bound to it."""
+        agent = self._agents[agent_id]
+        agent.bound.remove(request_id)
+        agent.refused = True
+
+    def bound(self, agent_id: AgentId) -> int:
+        return len(self._agents[agent_id].bound)

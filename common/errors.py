@@ -1,0 +1,64 @@
+"""What can go wrong with a request, and whose fault it is.
+
+Every failure that a client may see has a stable ``code`` and, from ``STATUS``, the HTTP status
+that describes it. Foreign exceptions are turned into these at the border where they appear.
+"""
+
+import enum
+
+
+class ErrorCode(enum.StrEnum):
+    # The client's
+    INVALID_REQUEST = "invalid_request"
+    BODY_TOO_LARGE = "body_too_large"
+    NOT_SUPPORTED = "not_supported"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    CHAT_TEMPLATE_ERROR = "chat_template_error"
+    MULTIMODAL_NOT_SUPPORTED = "multimodal_not_supported"
+    SLOW_CLIENT = "slow_client"
+    # Ours
+    AGENT_LOST = "agent_lost"
+    BUFFER_FULL = "buffer_full"
+    BUFFER_TIMEOUT = "buffer_timeout"
+    DECODE_FAILED = "decode_failed"
+    SHUTTING_DOWN = "shutting_down"
+
+
+STATUS = {
+    ErrorCode.INVALID_REQUEST: 400,
+    ErrorCode.BODY_TOO_LARGE: 413,
+    ErrorCode.NOT_SUPPORTED: 501,
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
+    ErrorCode.CHAT_TEMPLATE_ERROR: 400,
+    ErrorCode.MULTIMODAL_NOT_SUPPORTED: 400,
+    ErrorCode.SLOW_CLIENT: 503,
+    ErrorCode.AGENT_LOST: 502,
+    ErrorCode.BUFFER_FULL: 503,
+    ErrorCode.BUFFER_TIMEOUT: 504,
+    ErrorCode.DECODE_FAILED: 500,
+    ErrorCode.SHUTTING_DOWN: 503,
+}
+
+
+class HeadraceError(Exception):
+    """Base of all our exceptions; its text is fit to be shown to whoever caused it."""
+
+
+class RequestError(HeadraceError):
+    """One request cannot be served; the others are not affected."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+class ModelError(HeadraceError):
+    """The model file is missing, unreadable or not what this agent can run."""
+
+
+class DecodeError(HeadraceError):
+    """One pass of the model failed; what it fed is not to be relied on."""

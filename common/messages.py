@@ -1,0 +1,191 @@
+"""The frames of the agent link.
+
+One union a direction, in MessagePack. A frame is a frozen value whose ``type`` tag is the class's
+name in snake case. The agent dials, says ``Join``, and then sends a ``Step`` for each pass of its
+model and a ``Status`` for each change of its slots; the balancer sends ``Generate`` and ``Cancel``.
+
+Every ``Generate`` is answered by exactly one of ``Finished``, ``Failed`` or ``Busy``, after any
+number of ``TokenGenerated``, unless the link is lost first.
+"""
+
+import enum
+from typing import Any, TypeAlias
+
+import msgspec
+
+from common.errors import ErrorCode
+from common.ids import AgentId, RequestId, TokenId
+
+PROTOCOL = 1
+"""Raised when a change to the frames would be misread by the other side."""
+
+MAX_FRAME_BYTES = 16 * 2**20
+
+
+def _snake_case(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+
+
+class Frame(msgspec.Struct, frozen=True, tag_field="type", tag=_snake_case):
+    """Base of all that is written to an agent link."""
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+
+
+class Conversation(Frame, frozen=True):
+    """A prompt that the model's own chat template will render."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    add_generation_prompt: bool = True
+    enable_thinking: bool = False
+
+
+class RawPrompt(Frame, frozen=True):
+    """A prompt that is fed as it stands, after a beginning-of-sequence token if the model has one."""
+
+    text: str
+
+
+Prompt: TypeAlias = Conversation | RawPrompt
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen. The defaults are those of the published wire format."""
+
+    temperature: float = 0.8
+    """0 or less: always the likeliest token."""
+    top_k: int = 80
+    top_p: float = 0.8
+    min_p: float = 0.05
+    penalty_repeat: float = 1.1
+    penalty_frequency: float = 0.0
+    penalty_presence: float = 0.8
+    penalty_last_n: int = -1
+    """How many of the latest tokens are penalised; -1: as many as the context holds, 0: none."""
+    seed: int | None = None
+    """None: a new one for each request."""
+
+
+class Generate(Frame, frozen=True, kw_only=True):
+    request_id: RequestId
+    prompt: Prompt
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()
+    """Texts that end the stream and are not shown."""
+
+
+class Cancel(Frame, frozen=True):
+    """Nobody reads this request any more: end it within one pass. Unknown ids are ignored."""
+
+    request_id: RequestId
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    """The model ended its turn, or a stop text appeared."""
+    LENGTH = "length"
+    """``max_tokens`` or the context limit was reached."""
+    CANCELLED = "cancelled"
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Counted in tokens."""
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    content_tokens: int = 0
+
+
+class TokenGenerated(Frame, frozen=True):
+    request_id: RequestId
+    token: TokenId
+    text: str
+    """Whole characters only; empty while one is incomplete or could become a stop text."""
+
+
+class Finished(Frame, frozen=True):
+    request_id: RequestId
+    reason: FinishReason
+    usage: Usage
+    text: str = ""
+    """What was held back and turned out to be ordinary text."""
+
+
+class Failed(Frame, frozen=True):
+    request_id: RequestId
+    code: ErrorCode
+    message: str
+
+
+class Busy(Frame, frozen=True):
+    """No slot is free (or the agent drains): the request was not started, bind it elsewhere."""
+
+    request_id: RequestId
+
+
+Event: TypeAlias = TokenGenerated | Finished | Failed | Busy
+
+
+class Issue(enum.StrEnum):
+    """What keeps an agent from serving; the names are those of the published wire format."""
+
+    MODEL_CANNOT_BE_LOADED = "ModelCannotBeLoaded"
+    UNABLE_TO_FIND_CHAT_TEMPLATE = "UnableToFindChatTemplate"
+
+
+class Status(Frame, frozen=True, kw_only=True):
+    """What an agent is and does. Sent on change; one with an older ``version`` is ignored."""
+
+    version: int
+    slots_desired: int
+    slots_total: int
+    """0 until the model is loaded."""
+    slots_processing: int
+    draining: bool = False
+    """No new requests, please; those that run will be finished."""
+    model_path: str | None = None
+    issues: tuple[Issue, ...] = ()
+
+
+class Join(Frame, frozen=True, kw_only=True):
+    """The first frame of a link."""
+
+    protocol: int
+    agent_id: AgentId
+    name: str | None
+    status: Status
+
+
+class Step(Frame, frozen=True):
+    """All that one pass of the model brought forth, for every request that took part."""
+
+    events: tuple[Event, ...]
+
+
+ToAgent: TypeAlias = Generate | Cancel
+ToBalancer: TypeAlias = Join | Status | Step
+
+encode = msgspec.msgpack.encode
+_to_agent = msgspec.msgpack.Decoder(ToAgent)
+_to_balancer = msgspec.msgpack.Decoder(ToBalancer)
+
+
+def decode_to_agent(data: bytes | str) -> ToAgent:
+    """Raises ``msgspec.MsgspecError`` if it is no frame for an agent."""
+    return _to_agent.decode(_binary(data))
+
+
+def decode_to_balancer(data: bytes | str) -> ToBalancer:
+    """Raises ``msgspec.MsgspecError`` if it is no frame for the balancer."""
+    return _to_balancer.decode(_binary(data))
+
+
+def _binary(data: bytes | str) -> bytes:
+    if isinstance(data, str):
+        raise msgspec.DecodeError("frames are binary messages")
+    return data

@@ -1,0 +1,56 @@
+"""The Serve application: ``serve run deploy.app:build``.
+
+One replica, which owns the buffer and all connections. It listens for agents itself, since frames
+through Serve's proxy would take 40 times as long.
+"""
+
+import logging
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from starlette.types import ASGIApp
+
+from balancer.app import create_app
+from balancer.balancer import Balancer
+from balancer.link import AgentListener
+from deploy.settings import BalancerSettings
+
+LONGEST_GENERATION = 600.0
+"""Seconds that a replica which is being replaced may go on with the streams it has."""
+
+
+@serve.deployment(
+    num_replicas=1,
+    # The buffer is ours: Serve must never hold requests back by itself.
+    max_ongoing_requests=10_000,
+    graceful_shutdown_timeout_s=LONGEST_GENERATION,
+    ray_actor_options={"num_cpus": 0},
+    logging_config={"enable_access_log": False},
+)
+@serve.ingress()
+class BalancerReplica:
+    async def __init__(self, settings: BalancerSettings) -> None:
+        logging.getLogger("balancer").setLevel(logging.INFO)
+        self._balancer = Balancer(
+            buffer_capacity=settings.buffer_size, patience=settings.buffer_timeout
+        )
+        self._listener = AgentListener(self._balancer)
+        await self._listener.start(settings.agent_host, settings.agent_port)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return create_app(self._balancer)
+
+    async def shut_down(self) -> None:
+        """End every stream with a message now, instead of letting it run to its end."""
+        self._balancer.close()
+
+    async def __del__(self) -> None:
+        # Serve awaits this, after the requests that it knows of have ended.
+        self._balancer.close()
+        await self._listener.stop()
+
+
+def build(settings: BalancerSettings) -> Application:
+    replica: Any = BalancerReplica  # Ray types its decorators as plain callables
+    return replica.bind(settings)

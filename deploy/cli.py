@@ -1,0 +1,255 @@
+"""The command ``headrace``. Bad values get one clear line and exit status 2.
+
+Modules that take long to import (Ray, llama.cpp) are imported by the command that needs them.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from common.errors import HeadraceError, ModelError
+from deploy.machine import client_address, default_threads, usable_cores
+from deploy.model import check_model, default_model
+from deploy.settings import (
+    AGENT_PORT,
+    CLIENT_PORT,
+    AgentSettings,
+    BalancerSettings,
+    EngineKind,
+)
+
+app = typer.Typer(
+    help="A distributed load balancer for LLM inference.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+console = Console()
+
+Model = Annotated[
+    Path | None,
+    typer.Option("--model", help="A GGUF file. Default: the small model that comes with it."),
+]
+Slots = Annotated[
+    int, typer.Option("--slots", min=1, max=256, help="Requests that one agent runs at once.")
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        min=16,
+        help="Tokens of one request at most, prompt and answer. "
+        "Default: 4096, or what the model was trained for if that is less.",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, max=1024, help="Threads of one agent. Default: cores - 1."),
+]
+Engine = Annotated[
+    EngineKind,
+    typer.Option("--engine", help="'echo' needs no model: it says the prompt back."),
+]
+
+
+@app.command()
+def up(
+    model: Model = None,
+    agents: Annotated[int, typer.Option("--agents", min=0, max=64, help="How many agents.")] = 1,
+    slots: Slots = 4,
+    context: Context = None,
+    threads: Threads = None,
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65535, help="The clients' port.")
+    ] = CLIENT_PORT,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
+    agent_port: Annotated[
+        int, typer.Option("--agent-port", min=1, max=65535, help="Where agents dial in.")
+    ] = AGENT_PORT,
+    buffer_size: Annotated[
+        int, typer.Option("--buffer-size", min=0, help="Requests that may wait for a slot.")
+    ] = 128,
+    buffer_timeout: Annotated[
+        float, typer.Option("--buffer-timeout", min=0.01, help="Seconds that each may wait.")
+    ] = 10.0,
+    engine: Engine = EngineKind.LLAMA,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow a --host that others can reach.")
+    ] = False,
+) -> None:
+    """Start everything on this machine: Ray, the balancer and agents."""
+    if port == agent_port:
+        raise typer.BadParameter("it must differ from --port", param_hint="'--agent-port'")
+    _check_host(host, insecure=insecure)
+    names = [f"agent-{n + 1}" for n in range(agents)]
+    settings = [
+        _agent_settings(
+            f"ws://127.0.0.1:{agent_port}" if host == "0.0.0.0" else f"ws://{host}:{agent_port}",
+            name=name,
+            model=model,
+            slots=slots,
+            context=context,
+            threads=threads,
+            engine=engine,
+        )
+        for name in names
+    ]
+    from deploy.up import UpSettings
+    from deploy.up import up as run
+
+    asyncio.run(
+        run(
+            UpSettings(
+                host=host,
+                port=port,
+                agents=tuple(settings),
+                balancer=BalancerSettings(
+                    agent_host=host,
+                    agent_port=agent_port,
+                    buffer_size=buffer_size,
+                    buffer_timeout=buffer_timeout,
+                ),
+            ),
+            console,
+        )
+    )
+
+
+@app.command()
+def agent(
+    balancer: Annotated[
+        str, typer.Option("--balancer", help="Where to dial in: ws://HOST:PORT.")
+    ] = f"ws://127.0.0.1:{AGENT_PORT}",
+    model: Model = None,
+    slots: Slots = 4,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Shown to clients and operators.")
+    ] = None,
+    context: Context = None,
+    threads: Threads = None,
+    engine: Engine = EngineKind.LLAMA,
+) -> None:
+    """Join a balancer with an agent in this process, without Ray. Ctrl-C drains it."""
+    if not balancer.startswith(("ws://", "wss://")):
+        raise typer.BadParameter(f"{balancer!r} is not ws://HOST:PORT", param_hint="'--balancer'")
+    settings = _agent_settings(
+        balancer,
+        name=name or socket.gethostname(),
+        model=model,
+        slots=slots,
+        context=context,
+        threads=threads,
+        engine=engine,
+    )
+    from deploy.agents import serve
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    asyncio.run(serve(settings, console.print))
+
+
+@app.command()
+def status(
+    host: Annotated[str, typer.Option("--host", help="Where the balancer is.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=1, max=65535, help="Its clients' port.")
+    ] = CLIENT_PORT,
+) -> None:
+    """Show agents, slots and buffer."""
+    address = client_address(host, port)
+    try:
+        with httpx.Client(base_url=address, timeout=5.0, trust_env=False) as client:
+            agents = client.get("/api/v1/agents").raise_for_status().json()["agents"]
+            buffered = client.get("/api/v1/buffered_requests").raise_for_status().json()
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        raise HeadraceError(f"no answer from a balancer at {address}: {error}") from error
+    table = Table("agent", "model", "slots", "busy", "state")
+    for row in agents:
+        table.add_row(
+            row["name"] or row["id"],
+            Path(row["model_path"] or "").name,
+            str(row["slots_total"]),
+            str(row["slots_processing"]),
+            _state(row),
+        )
+    console.print(table)
+    console.print(f"buffered requests: {buffered['buffered_requests_current']}")
+
+
+def _state(agent: dict[str, Any]) -> str:
+    issues = ", ".join(name for issue in agent["issues"] for name in issue)
+    if issues:
+        return issues
+    if agent["slots_total"]:
+        return "ready"
+    return "draining" if agent["state_application_status"] == "Applied" else "loading"
+
+
+def _agent_settings(
+    balancer: str,
+    *,
+    name: str,
+    model: Path | None,
+    slots: int,
+    context: int | None,
+    threads: int | None,
+    engine: EngineKind,
+) -> AgentSettings:
+    if engine is EngineKind.ECHO:
+        model_path = "echo"
+    else:
+        try:
+            path = (default_model() if model is None else model).resolve()
+            check_model(path)
+        except ModelError as error:
+            raise typer.BadParameter(str(error), param_hint="'--model'") from error
+        model_path = str(path)
+    return AgentSettings(
+        balancer=balancer,
+        name=name,
+        slots=slots,
+        engine=engine,
+        model_path=model_path,
+        context=context,
+        threads=default_threads(usable_cores()) if threads is None else threads,
+    )
+
+
+def _check_host(host: str, *, insecure: bool) -> None:
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError as error:
+        raise typer.BadParameter(f"{host!r} is no IP address", param_hint="'--host'") from error
+    if not (address.is_loopback or insecure):
+        raise typer.BadParameter(
+            f"whoever reaches {host} could use the models, since there are no keys yet; "
+            "say --insecure if that is meant",
+            param_hint="'--host'",
+        )
+
+
+def main() -> NoReturn:
+    """The entry point: an error is one line on standard error, never a traceback of ours."""
+    try:
+        app(standalone_mode=False)
+    except typer.exceptions.TyperException as error:
+        _fail(error.format_message() if hasattr(error, "format_message") else str(error), 2)
+    except HeadraceError as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    print(f"headrace: {message}", file=sys.stderr)  # noqa: T201
+    sys.exit(status)

@@ -1,0 +1,48 @@
+"""What this machine offers to a process: cores, ports, and how to reach itself."""
+
+import os
+import socket
+from pathlib import Path
+
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Linux control group, version 2: ``<quota> <period>`` in microseconds, or ``max <period>``."""
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, as far as affinity and container limits tell."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(cores or 1, _quota(CPU_QUOTA) or 1024)
+
+
+def default_threads(cores: int) -> int:
+    """How many threads llama.cpp should use: all cores but one, which is left to everyone else.
+
+    Its threads wait for each other after every operation, spinning; with a thread on each core,
+    any other process (Ray, the balancer, a client) that takes a core for a moment stops them all.
+    """
+    return max(1, cores - 1)
+
+
+def port_is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def client_address(host: str, port: int) -> str:
+    """An address to dial, for a host to listen on: all interfaces include the loopback one."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _quota(file: Path) -> int | None:
+    try:
+        quota, period = file.read_text().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,281 @@
+"""``headrace up``: everything on this machine, started in order and stopped in order.
+
+Ray (if none runs here) -> the Serve application -> agents -> wait for a slot -> say how to use it
+-> wait for a signal -> stop what was started here, and nothing else.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import warnings
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from common.errors import HeadraceError
+from deploy.machine import client_address, port_is_free
+from deploy.settings import AgentSettings, BalancerSettings
+
+APPLICATION = "headrace"
+
+READY_TIMEOUT = 600.0
+"""Seconds that agents may take to load their model."""
+
+STOP_TIMEOUT = 15.0
+"""Seconds for the orderly part of the shutdown; what is left after that is killed."""
+
+POLL_INTERVAL = 0.1
+
+OBJECT_STORE_BYTES = 80 * 2**20
+"""Ray's minimum, more or less: tokens travel over our own sockets, never through its store."""
+
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray starts its workers at niceness 15, with which an agent loses every contest for a core.
+    "RAY_worker_niceness": "0",
+    # One loop for Serve's code and ours, and gRPC between proxy and replica: about half the
+    # latency of the defaults, measured without HAProxy.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.proxy:middlewares",
+}
+
+
+class StartError(HeadraceError):
+    """It could not be started; the text says what the user can do."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpSettings:
+    host: str
+    port: int
+    agents: tuple[AgentSettings, ...]
+    balancer: BalancerSettings
+
+    @property
+    def address(self) -> str:
+        """Where a client on this machine reaches the balancer."""
+        return client_address(self.host, self.port)
+
+
+def curl_line(address: str) -> str:
+    body = {
+        "conversation_history": [{"role": "user", "content": "Why is the sky blue?"}],
+        "add_generation_prompt": True,
+        "enable_thinking": False,
+        "max_tokens": 100,
+    }
+    route = f"{address}/api/v1/continue_from_conversation_history"
+    return f"curl -N {route} -H 'content-type: application/json' -d '{json.dumps(body)}'"
+
+
+async def up(settings: UpSettings, console: Console) -> None:
+    """Start, serve until SIGINT or SIGTERM, stop. Raises ``StartError``."""
+    for port in (settings.port, settings.balancer.agent_port):
+        if not port_is_free(settings.host, port):
+            raise StartError(f"port {port} on {settings.host} is in use already")
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, _asked_to_stop, stop, console)
+    async with AsyncExitStack() as stack:
+        starting = asyncio.create_task(_start(settings, stack, console))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+        elif starting.exception() is None:
+            await stopping
+        console.print("stopping ...")
+    if not starting.cancelled():
+        starting.result()
+
+
+def _asked_to_stop(stop: asyncio.Event, console: Console) -> None:
+    if stop.is_set():
+        console.print("stopping already; it takes a few seconds")
+    stop.set()
+
+
+async def _start(settings: UpSettings, stack: AsyncExitStack, console: Console) -> None:
+    with console.status("starting Ray ...") as status:
+        owned = await stack.enter_async_context(_ray())
+        status.update("starting the balancer ...")
+        await stack.enter_async_context(_application(settings, ray_is_ours=owned))
+        status.update("loading the model ...")
+        actors = await stack.enter_async_context(_agents(settings.agents))
+        slots = await _wait_for_slots(settings, actors)
+    console.print(_greeting(settings, slots), soft_wrap=True, highlight=False, markup=False)
+
+
+def _greeting(settings: UpSettings, slots: int) -> str:
+    balancer = f"ws://{settings.host}:{settings.balancer.agent_port}"
+    lines = [f"headrace is ready at {settings.address}"]
+    if settings.agents:
+        lines.append(f"  model   {Path(settings.agents[0].model_path).name}")
+        lines.append(f"  slots   {slots}, on {len(settings.agents)} agent(s)")
+    else:
+        lines.append("  no agents yet; requests wait for one")
+    lines.append(f"  join    headrace agent --balancer {balancer}")
+    lines += ["", "Try it:", "", curl_line(settings.address), "", "Ctrl-C stops it."]
+    return "\n".join(lines)
+
+
+@asynccontextmanager
+async def _ray() -> AsyncGenerator[bool]:
+    """The Ray that runs on this machine, or else (True) one of our own for as long as we need it.
+
+    Ours keeps its files in a folder of its own, listens on the loopback interface and asks for a
+    token that only our processes know: whoever can talk to Ray can run any code.
+    """
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    options: dict[str, Any] = {
+        "namespace": APPLICATION,
+        "logging_level": logging.ERROR,
+        "log_to_driver": False,
+    }
+    folder: str | None = None
+    address = running_ray()
+    if address is not None:
+        options["address"] = address
+    else:
+        if "RAY_AUTH_MODE" not in os.environ:
+            os.environ["RAY_AUTH_MODE"] = "token"
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        folder = tempfile.mkdtemp(prefix="headrace-")
+        options |= {
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": folder,
+        }
+    import ray  # reads the environment when it is imported
+
+    warnings.filterwarnings("ignore", module="ray")
+    try:
+        try:
+            await asyncio.to_thread(ray.init, **options)
+        except (RuntimeError, OSError, ValueError) as error:
+            raise StartError(f"Ray did not start: {error}") from error
+        yield address is None
+    finally:
+        await asyncio.to_thread(ray.shutdown)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def running_ray() -> str | None:
+    """The address of the Ray that ``ray start`` has started on this machine, if it answers.
+
+    Found as ``ray.init()`` finds it, but before Ray is imported: what it reads from its
+    environment then (the token) differs between that Ray and one of our own.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not address:
+        folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
+        try:
+            address = (folder / "ray" / "ray_current_cluster").read_text().strip()
+        except OSError:
+            return None
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1.0).close()
+    except (OSError, ValueError):
+        return None
+    return address
+
+
+@asynccontextmanager
+async def _application(settings: UpSettings, *, ray_is_ours: bool) -> AsyncGenerator[None]:
+    from ray import serve
+
+    from deploy.app import build
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    if await asyncio.to_thread(_serve_runs):
+        raise StartError("Ray Serve is in use already on the Ray that runs on this machine")
+    try:
+        await asyncio.to_thread(
+            serve.start,
+            proxy_location="HeadOnly",
+            http_options={"host": settings.host, "port": settings.port},
+        )
+        await asyncio.to_thread(
+            serve.run, build(settings.balancer), name=APPLICATION, route_prefix="/"
+        )
+        yield
+    finally:
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT):
+                await serve.get_app_handle(APPLICATION).shut_down.remote()
+                if not ray_is_ours:  # else Serve ends with Ray, and quicker
+                    await asyncio.to_thread(serve.shutdown)
+        except Exception as error:
+            logging.getLogger(__name__).warning("Serve did not stop in order: %s", error)
+
+
+def _serve_runs() -> bool:
+    import ray
+
+    try:
+        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        return False
+    return True
+
+
+@asynccontextmanager
+async def _agents(agents: tuple[AgentSettings, ...]) -> AsyncGenerator[list[Any]]:
+    import ray
+
+    from deploy.actor import AgentActor
+
+    actor_class: Any = AgentActor
+    actors = [actor_class.options(name=settings.name).remote(settings) for settings in agents]
+    try:
+        yield actors
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+
+async def _wait_for_slots(settings: UpSettings, actors: list[Any]) -> int:
+    """Until every agent has its slots; return how many. Raises ``StartError`` if one cannot."""
+    try:
+        async with (
+            asyncio.timeout(READY_TIMEOUT),
+            httpx.AsyncClient(base_url=settings.address, trust_env=False) as client,
+        ):
+            while True:
+                for actor in actors:
+                    problem = await actor.problem.remote()
+                    if problem is not None:
+                        raise StartError(f"an agent could not start: {problem}")
+                slots = await _slots(client)
+                if slots is not None and len(slots) >= len(actors) and all(slots):
+                    return sum(slots)
+                await asyncio.sleep(POLL_INTERVAL)
+    except TimeoutError as error:
+        raise StartError(f"no agent had a slot ready after {READY_TIMEOUT:g} s") from error
+
+
+async def _slots(client: httpx.AsyncClient) -> list[int] | None:
+    """Of each linked agent; None while Serve's proxy does not know the application yet."""
+    response = await client.get("/api/v1/agents")
+    if not response.is_success:
+        return None
+    return [agent["slots_total"] for agent in response.json()["agents"]]
