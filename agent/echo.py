@@ -16,7 +16,7 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 class ByteVocabulary:
-    beginning = None
+    beginning: TokenId | None = None
     special_texts: Mapping[str, str] = {"bos_token": "", "eos_token": "", "nl_token": "\n"}
 
     def tokenize(self, text: str) -> list[TokenId]:

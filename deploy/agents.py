@@ -42,7 +42,7 @@ async def serve(settings: AgentSettings, say: Callable[[str], None]) -> None:
         draining.append(asyncio.create_task(agent.drain(DRAIN_TIMEOUT)))
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, asked_to_stop)
     await agent.run()
 

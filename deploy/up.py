@@ -88,7 +88,7 @@ async def up(settings: UpSettings, console: Console) -> None:
             raise StartError(f"port {port} on {settings.host} is in use already")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, _asked_to_stop, stop, console)
     async with AsyncExitStack() as stack:
         starting = asyncio.create_task(_start(settings, stack, console))

@@ -1,0 +1,140 @@
+"""The model's thread, with engines that need no model."""
+
+import queue
+from collections.abc import Generator, Sequence
+
+import pytest
+from engines import HeldEngine
+
+from agent.engine import Engine
+from agent.loop import DecodeLoop
+from agent.prompt import PreparedRequest
+from common.errors import ErrorCode, ModelError
+from common.ids import RequestId, TokenId
+from common.messages import Event, Failed, Finished, FinishReason, Sampling, TokenGenerated
+
+R1, R2 = RequestId("r1"), RequestId("r2")
+
+
+class Heard:
+    """Remembers what the loop says."""
+
+    def __init__(self) -> None:
+        self.engines: queue.Queue[Engine] = queue.Queue()
+        self.steps: queue.Queue[Sequence[Event]] = queue.Queue()
+        self.ends: queue.Queue[BaseException | None] = queue.Queue()
+
+    def loaded(self, engine: Engine, /) -> None:
+        self.engines.put(engine)
+
+    def happened(self, events: Sequence[Event], /) -> None:
+        self.steps.put(events)
+
+    def ended(self, error: BaseException | None, /) -> None:
+        self.ends.put(error)
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def engine() -> HeldEngine:
+    return HeldEngine()
+
+
+@pytest.fixture
+def loop(heard: Heard, engine: HeldEngine) -> Generator[DecodeLoop]:
+    loop = DecodeLoop(lambda: engine, heard)
+    loop.start()
+    yield loop
+    loop.stop()
+    engine.open()
+    assert loop.join(10)
+
+
+def request(request_id: RequestId, text: str) -> PreparedRequest:
+    return PreparedRequest(request_id, [TokenId(b) for b in text.encode()], 100, Sampling(), ())
+
+
+def test_two_requests_share_each_step(heard: Heard, engine: HeldEngine, loop: DecodeLoop) -> None:
+    loop.submit(request(R1, "ab"))
+    loop.submit(request(R2, "xy"))
+    engine.allow(1)
+    first = heard.steps.get(timeout=10)
+    engine.allow(1)
+    second = heard.steps.get(timeout=10)
+
+    told = [(e.request_id, e.text) for e in second if isinstance(e, TokenGenerated)]
+    # The second request came before the first pass or after it, but not later.
+    assert {e.request_id for e in first} <= {R1, R2}
+    assert [request_id for request_id, _ in told] == [R1, R2]
+
+
+def test_a_cancel_takes_effect_before_the_next_pass(
+    heard: Heard, engine: HeldEngine, loop: DecodeLoop
+) -> None:
+    loop.submit(request(R1, "abcdef"))
+    engine.allow(1)
+    heard.steps.get(timeout=10)
+
+    loop.cancel(R1)  # while the second pass is held
+    engine.allow(1)
+
+    steps = [heard.steps.get(timeout=10), heard.steps.get(timeout=10)]
+    assert [type(step[0]) for step in steps] == [TokenGenerated, Finished]
+    last = steps[-1][0]
+    assert isinstance(last, Finished)
+    assert (last.reason, last.usage.content_tokens) == (FinishReason.CANCELLED, 2)
+
+
+def test_the_loop_outlives_a_failed_decode(
+    heard: Heard, engine: HeldEngine, loop: DecodeLoop
+) -> None:
+    engine.failures = 1
+    loop.submit(request(R1, "ab"))
+    engine.open()
+    assert list(heard.steps.get(timeout=10)) == [
+        Failed(R1, ErrorCode.DECODE_FAILED, "told to fail")
+    ]
+
+    loop.submit(request(R2, "x"))
+
+    assert [type(e) for e in heard.steps.get(timeout=10)] == [TokenGenerated]
+
+
+def test_stopping_ends_the_thread_and_can_be_repeated(heard: Heard, engine: HeldEngine) -> None:
+    loop = DecodeLoop(lambda: engine, heard)
+    loop.start()
+
+    loop.stop()
+    loop.stop()
+
+    assert loop.join(10)
+    assert heard.ends.get(timeout=10) is None
+
+
+def test_a_loop_that_was_never_started_can_be_joined(heard: Heard, engine: HeldEngine) -> None:
+    assert DecodeLoop(lambda: engine, heard).join(0)
+
+
+def test_a_model_that_cannot_be_loaded_is_told(heard: Heard) -> None:
+    def load() -> Engine:
+        raise ModelError("no such file")
+
+    loop = DecodeLoop(load, heard)
+    loop.start()
+
+    assert str(heard.ends.get(timeout=10)) == "no such file"
+    assert heard.engines.empty()
+
+
+def test_an_error_of_our_own_ends_the_thread_and_is_told(heard: Heard, engine: HeldEngine) -> None:
+    loop = DecodeLoop(lambda: engine, heard)
+    loop.start()
+    engine.open()
+
+    loop.submit(request(R1, ""))  # the scheduler's contract forbids an empty prompt
+
+    assert isinstance(heard.ends.get(timeout=10), AssertionError)

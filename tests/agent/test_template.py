@@ -1,0 +1,59 @@
+import pytest
+
+from agent.template import ChatTemplate
+from common.errors import ErrorCode, RequestError
+from common.messages import ChatMessage, Conversation
+
+TEXTS = {"bos_token": "<s>", "eos_token": "</s>", "nl_token": "\n"}
+HI = Conversation((ChatMessage("user", "Hi"),), enable_thinking=True)
+
+
+def render(source: str, conversation: Conversation = HI) -> str:
+    return ChatTemplate(source, TEXTS).render(conversation)
+
+
+def test_a_template_sees_the_published_variables() -> None:
+    source = (
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}:{{ m['content'] }}]{% endfor %}"
+        "{% if tools %}tools{% endif %}{{ enable_thinking }}{{ add_generation_prompt }}{{ eos_token }}"
+    )
+
+    assert render(source) == "<s>[user:Hi]TrueTrue</s>"
+
+
+def test_tojson_is_json_and_not_html() -> None:
+    conversation = Conversation(HI.messages, tools=({"name": "<é&>"},))
+
+    assert render("{{ tools | tojson }}", conversation) == '[{"name": "<é&>"}]'
+
+
+def test_a_template_may_refuse_a_conversation() -> None:
+    with pytest.raises(RequestError, match="roles must alternate") as caught:
+        render("{{ raise_exception('roles must alternate') }}")
+
+    assert caught.value.code is ErrorCode.CHAT_TEMPLATE_ERROR
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(10000000) %}{% endfor %}",
+        "{{ messages[9].content }}",
+        "{{ 1 / 0 }}",
+        "{{ undefined.attribute.of_it }}",
+        "{{ 'a' + 1 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_a_template_that_breaks_out_or_breaks_is_an_error_of_its_request(source: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        render(source)
+
+    assert caught.value.code is ErrorCode.CHAT_TEMPLATE_ERROR
+
+
+def test_a_template_that_does_not_compile_says_so() -> None:
+    with pytest.raises(RequestError, match="chat template"):
+        ChatTemplate("{% for %}", TEXTS)

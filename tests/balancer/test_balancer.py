@@ -1,0 +1,209 @@
+"""The shell around the dispatcher: who is told what, and what is counted."""
+
+import asyncio
+
+import pytest
+from played import Play, metric
+
+from balancer.balancer import Balancer
+from balancer.exchange import MOST_WAITING, Exchange
+from common.errors import ErrorCode
+from common.ids import RequestId
+from common.messages import Busy, Event, Failed, Finished, FinishReason, Generate, RawPrompt, Usage
+
+R1, R2, R3 = (RequestId(f"r{n}") for n in (1, 2, 3))
+
+
+def ask(balancer: Balancer, request_id: RequestId) -> Exchange:
+    return balancer.submit(Generate(request_id=request_id, prompt=RawPrompt("Hi"), max_tokens=5))
+
+
+async def outcome(exchange: Exchange) -> Event:
+    async with asyncio.timeout(10):
+        return [told.event async for told in exchange][-1]
+
+
+async def test_a_client_reads_what_its_agent_says(balancer: Balancer, play: Play) -> None:
+    agent = play("one")
+    exchange = ask(balancer, R1)
+    assert (await agent.asked()).request_id == R1
+
+    agent.say_token(R1, "a")
+    agent.finish(R1)
+
+    told = [each async for each in exchange]
+    assert [each.generated_by for each in told] == ["one", "one"]
+    assert told[-1].event == Finished(R1, FinishReason.STOP, Usage(5, 0, 2))
+    assert metric(balancer, 'headrace_requests_total{outcome="stop"}') == 1
+    assert metric(balancer, "headrace_prompt_tokens_total") == 5
+
+
+async def test_a_slot_goes_to_the_next_as_soon_as_it_is_free(
+    balancer: Balancer, play: Play
+) -> None:
+    agent = play()
+    ask(balancer, R1)
+    ask(balancer, R2)
+    assert balancer.buffered == 1
+    assert (await agent.asked()).request_id == R1
+
+    agent.finish(R1)
+
+    assert (await agent.asked()).request_id == R2
+    assert balancer.buffered == 0
+
+
+async def test_a_cancelled_request_is_stopped_at_its_agent(balancer: Balancer, play: Play) -> None:
+    agent = play()
+    ask(balancer, R1)
+    await agent.asked()
+
+    balancer.cancel(R1)
+
+    assert await agent.cancelled() == R1
+    assert [view.slots_bound for view in balancer.agents] == [1]
+    agent.finish(R1, FinishReason.CANCELLED)
+    assert [view.slots_bound for view in balancer.agents] == [0]
+    assert metric(balancer, 'headrace_requests_total{outcome="cancelled"}') == 1
+
+
+async def test_a_refused_request_waits_and_its_client_notices_nothing(
+    balancer: Balancer, play: Play
+) -> None:
+    agent = play()
+    exchange = ask(balancer, R1)
+    await agent.asked()
+
+    agent.say(Busy(R1))
+    assert balancer.buffered == 1
+    agent.report(slots=1)
+    assert (await agent.asked()).request_id == R1
+    agent.finish(R1)
+
+    assert isinstance(await outcome(exchange), Finished)
+
+
+async def test_a_request_that_had_not_begun_moves_to_another_agent(
+    balancer: Balancer, play: Play
+) -> None:
+    first = play("first")
+    exchange = ask(balancer, R1)
+    await first.asked()
+    second = play("second")
+
+    first.leave()
+    assert (await second.asked()).request_id == R1
+    second.finish(R1)
+
+    assert isinstance(await outcome(exchange), Finished)
+    assert metric(balancer, 'headrace_requeued_total{reason="agent_lost"}') == 1
+
+
+async def test_a_request_that_had_begun_ends_with_its_agent(balancer: Balancer, play: Play) -> None:
+    agent = play()
+    exchange = ask(balancer, R1)
+    agent.say_token(R1, "a")
+
+    agent.leave()
+
+    end = await outcome(exchange)
+    assert isinstance(end, Failed)
+    assert end.code is ErrorCode.AGENT_LOST
+
+
+async def test_what_a_former_agent_says_of_a_moved_request_is_ignored(
+    balancer: Balancer, play: Play
+) -> None:
+    first, second = play("first"), play("second")
+    exchange = ask(balancer, R1)
+    await first.asked()
+    first.say(Busy(R1))
+    await second.asked()
+
+    first.say_token(R1, "wrong")
+    first.finish(R1)
+    second.say_token(R1, "right")
+    second.finish(R1)
+
+    told = [each.generated_by async for each in exchange]
+    assert told == ["second", "second"]
+
+
+async def test_an_agent_that_comes_back_replaces_its_lost_link(
+    balancer: Balancer, play: Play
+) -> None:
+    play("one", slots=3)
+
+    play("one", slots=2)
+
+    assert [view.status.slots_total for view in balancer.agents] == [2]
+
+
+async def test_a_full_buffer_and_a_lapsed_wait_are_told(play: Play) -> None:
+    balancer = Balancer(buffer_capacity=1, patience=0.01)
+    waiting, turned_away = ask(balancer, R1), ask(balancer, R2)
+
+    assert await outcome(turned_away) == Failed(
+        R2, ErrorCode.BUFFER_FULL, "too many requests are waiting for a slot already"
+    )
+    assert await outcome(waiting) == Failed(
+        R1, ErrorCode.BUFFER_TIMEOUT, "no slot became free within 0.01 s"
+    )
+
+
+async def test_a_client_that_does_not_read_loses_only_its_own_request(
+    balancer: Balancer, play: Play
+) -> None:
+    agent = play(slots=2)
+    slow, other = ask(balancer, R1), ask(balancer, R2)
+    await agent.asked()
+    await agent.asked()
+
+    for _ in range(MOST_WAITING + 5):
+        agent.say_token(R1, "a")
+
+    assert await agent.cancelled() == R1
+    agent.finish(R1, FinishReason.CANCELLED)
+    agent.finish(R2)
+    end = await outcome(slow)
+    assert isinstance(end, Failed)
+    assert end.code is ErrorCode.SLOW_CLIENT
+    assert isinstance(await outcome(other), Finished)
+
+
+async def test_stale_reports_are_ignored(balancer: Balancer, play: Play) -> None:
+    agent = play(slots=1)
+    old = balancer.agents[0].status
+    agent.report(slots=5)
+
+    balancer.report(balancer.agents[0].agent_id, old)
+
+    assert balancer.agents[0].status.slots_total == 5
+
+
+async def test_closing_tells_everyone_and_stops_the_agents(balancer: Balancer, play: Play) -> None:
+    agent = play()
+    running, waiting = ask(balancer, R1), ask(balancer, R2)
+    await agent.asked()
+
+    balancer.close()
+
+    assert await agent.cancelled() == R1
+    late = ask(balancer, R3)
+    for exchange in (running, waiting, late):
+        end = await outcome(exchange)
+        assert isinstance(end, Failed)
+        assert end.code is ErrorCode.SHUTTING_DOWN
+
+
+@pytest.mark.parametrize("name", ["one", None])
+async def test_an_agent_that_has_gone_leaves_no_series_behind(
+    balancer: Balancer, play: Play, name: str | None
+) -> None:
+    agent = play(name, slots=3)
+    label = name or "id-of-None"
+    assert metric(balancer, f'headrace_slots{{agent="{label}"}}') == 3
+
+    agent.leave()
+
+    assert label not in balancer.metrics.text().decode()

@@ -1,0 +1,108 @@
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from balancer.desired_state import BalancerDesiredState, InferenceParameters
+from common.messages import Sampling
+
+DEFAULTS: dict[str, Any] = {
+    "n_batch": 2048,
+    "context_size": 8192,
+    "embedding_batch_size": 256,
+    "enable_embeddings": False,
+    "image_resize_to_fit": 1024,
+    "k_cache_dtype": "Q8_0",
+    "v_cache_dtype": "Q8_0",
+    "min_p": 0.05,
+    "n_gpu_layers": 0,
+    "penalty_frequency": 0.0,
+    "penalty_last_n": -1,
+    "penalty_presence": 0.8,
+    "penalty_repeat": 1.1,
+    "pooling_type": "Last",
+    "temperature": 0.8,
+    "top_k": 80,
+    "top_p": 0.8,
+}
+
+STATE: dict[str, Any] = {
+    "chat_template_override": {"content": "{{ messages }}"},
+    "inference_parameters": DEFAULTS,
+    "model": {"HuggingFace": {"filename": "f", "repo_id": "o/r", "revision": "main"}},
+    "multimodal_projection": "None",
+    "use_chat_template_override": True,
+}
+
+
+def round_trip(state: dict[str, Any]) -> dict[str, Any]:
+    parsed = BalancerDesiredState.model_validate_json(json.dumps(state))
+    return json.loads(parsed.model_dump_json(by_alias=True))
+
+
+def test_the_defaults_are_the_published_ones() -> None:
+    defaults = json.loads(BalancerDesiredState.defaults().model_dump_json(by_alias=True))
+
+    assert defaults == {
+        "chat_template_override": None,
+        "inference_parameters": DEFAULTS,
+        "model": "None",
+        "multimodal_projection": "None",
+        "use_chat_template_override": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["None", {"LocalToAgent": "/m.gguf"}, {"Url": {"url": "http://x/m.gguf"}}, STATE["model"]],
+)
+def test_what_was_put_comes_back(model: Any) -> None:
+    assert round_trip({**STATE, "model": model}) == {**STATE, "model": model}
+
+
+def test_the_template_override_may_be_absent() -> None:
+    without = {key: value for key, value in STATE.items() if key != "chat_template_override"}
+
+    assert round_trip(without)["chat_template_override"] is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("image_resize_to_fit", 0),
+        ("embedding_batch_size", 0),
+        ("n_batch", -1),
+        ("k_cache_dtype", "Q3"),
+        ("temperature", float("nan")),
+        ("n_gpu_layers", 2**31),
+    ],
+)
+def test_bad_parameters_are_refused(key: str, value: Any) -> None:
+    with pytest.raises(ValidationError):
+        round_trip({**STATE, "inference_parameters": {**DEFAULTS, key: value}})
+
+
+@pytest.mark.parametrize("key", DEFAULTS)
+def test_every_parameter_must_be_given(key: str) -> None:
+    missing = {name: value for name, value in DEFAULTS.items() if name != key}
+
+    with pytest.raises(ValidationError):
+        round_trip({**STATE, "inference_parameters": missing})
+
+
+@pytest.mark.parametrize("model", ["Some", {}, {"LocalToAgent": 1}, {"Url": {"url": "x", "y": 1}}])
+def test_unknown_models_are_refused(model: Any) -> None:
+    with pytest.raises(ValidationError):
+        round_trip({**STATE, "model": model})
+
+
+def test_unknown_keys_are_refused() -> None:
+    with pytest.raises(ValidationError):
+        round_trip({**STATE, "more": 1})
+
+
+def test_requests_are_sampled_as_the_parameters_say() -> None:
+    parameters = InferenceParameters.model_validate({**DEFAULTS, "temperature": 0.1, "top_k": 3})
+
+    assert parameters.sampling == Sampling(temperature=0.1, top_k=3)

@@ -1,0 +1,373 @@
+"""The dispatcher's decisions, one per test; then what must hold whatever happens."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from balancer.buffer import Buffer
+from balancer.dispatcher import (
+    MOST_LOSSES,
+    Abandon,
+    Dispatch,
+    Dispatcher,
+    Effect,
+    Reject,
+    Rejection,
+)
+from common.ids import AgentId, RequestId
+
+A, B = AgentId("a"), AgentId("b")
+R1, R2, R3, R4 = (RequestId(f"r{n}") for n in (1, 2, 3, 4))
+
+
+@pytest.fixture
+def dispatcher() -> Dispatcher:
+    return Dispatcher(Buffer(capacity=2, patience=10.0))
+
+
+def join(dispatcher: Dispatcher, agent_id: AgentId, *, slots: int) -> list[Effect]:
+    dispatcher.join(agent_id)
+    return dispatcher.report(agent_id, slots=slots, draining=False)
+
+
+def test_sends_a_request_to_a_free_slot_at_once(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=1)
+
+    assert dispatcher.submit(R1, now=0) == [Dispatch(R1, A)]
+
+
+def test_sends_nothing_to_an_agent_that_has_not_loaded_its_model(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=0)
+
+    assert dispatcher.submit(R1, now=0) == []
+    assert dispatcher.report(A, slots=1, draining=False) == [Dispatch(R1, A)]
+
+
+def test_holds_requests_in_order_until_a_slot_is_free(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=1)
+    dispatcher.submit(R1, now=0)
+
+    assert dispatcher.submit(R2, now=0) == []
+    assert dispatcher.submit(R3, now=0) == []
+    assert dispatcher.finish(R1) == [Dispatch(R2, A)]
+    assert dispatcher.finish(R2) == [Dispatch(R3, A)]
+
+
+def test_prefers_the_agent_with_the_smaller_part_of_its_slots_bound(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=1)
+    join(dispatcher, B, slots=4)
+
+    agents = [dispatcher.submit(r, now=0)[0] for r in (R1, R2, R3)]
+
+    assert agents == [Dispatch(R1, A), Dispatch(R2, B), Dispatch(R3, B)]
+
+
+def test_rejects_at_once_when_the_buffer_is_full(dispatcher: Dispatcher) -> None:
+    dispatcher.submit(R1, now=0)
+    dispatcher.submit(R2, now=0)
+
+    assert dispatcher.submit(R3, now=0) == [Reject(R3, Rejection.BUFFER_FULL)]
+
+
+def test_a_waiting_request_times_out(dispatcher: Dispatcher) -> None:
+    dispatcher.submit(R1, now=1)
+    assert dispatcher.next_deadline == 11
+
+    assert dispatcher.expire(now=10.9) == []
+    assert dispatcher.expire(now=11) == [Reject(R1, Rejection.BUFFER_TIMEOUT)]
+    assert dispatcher.next_deadline is None
+
+
+def test_a_cancelled_waiting_request_never_reaches_an_agent(dispatcher: Dispatcher) -> None:
+    dispatcher.submit(R1, now=0)
+
+    assert dispatcher.cancel(R1) == []
+    assert dispatcher.buffered == 0
+    assert join(dispatcher, A, slots=1) == []
+
+
+def test_the_slot_of_a_cancelled_request_stays_bound_until_the_agent_says_so(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=1)
+    dispatcher.submit(R1, now=0)
+    dispatcher.submit(R2, now=0)
+
+    assert dispatcher.cancel(R1) == [Abandon(R1, A)]
+    assert dispatcher.cancel(R1) == []
+    assert dispatcher.finish(R1) == [Dispatch(R2, A)]
+
+
+def test_a_refused_request_goes_back_to_the_head_and_the_agent_is_left_alone(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=2)
+    dispatcher.submit(R1, now=0)
+
+    assert dispatcher.refuse(R1) == []
+    assert dispatcher.submit(R2, now=1) == []
+    assert dispatcher.report(A, slots=2, draining=False) == [Dispatch(R1, A), Dispatch(R2, A)]
+
+
+def test_a_refused_request_keeps_its_deadline(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=1)
+    dispatcher.submit(R1, now=0)
+    dispatcher.refuse(R1)
+
+    assert dispatcher.next_deadline == 10
+
+
+def test_a_refused_request_goes_to_another_agent_at_once(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=1)
+    join(dispatcher, B, slots=1)
+    dispatcher.submit(R1, now=0)
+
+    assert dispatcher.refuse(R1) == [Dispatch(R1, B)]
+
+
+def test_a_draining_agent_gets_nothing_new(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=2)
+    dispatcher.submit(R1, now=0)
+    dispatcher.report(A, slots=2, draining=True)
+
+    assert dispatcher.submit(R2, now=0) == []
+    assert dispatcher.finish(R1) == []
+
+
+def test_what_a_lost_agent_had_not_begun_is_dispatched_again_in_order(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=2)
+    dispatcher.submit(R1, now=0)
+    dispatcher.submit(R2, now=0)
+    dispatcher.submit(R3, now=0)
+
+    assert dispatcher.leave(A, now=60) == []
+    assert dispatcher.next_deadline == 10  # of R3; the others have new patience
+    assert join(dispatcher, B, slots=3) == [Dispatch(R1, B), Dispatch(R2, B), Dispatch(R3, B)]
+
+
+def test_what_a_lost_agent_had_begun_is_rejected(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=2)
+    dispatcher.submit(R1, now=0)
+    dispatcher.start(R1)
+
+    assert dispatcher.leave(A, now=0) == [Reject(R1, Rejection.AGENT_LOST)]
+    assert dispatcher.finish(R1) == []
+
+
+def test_a_request_that_loses_agent_after_agent_is_given_up(dispatcher: Dispatcher) -> None:
+    dispatcher.submit(R1, now=0)
+    for n in range(MOST_LOSSES):
+        assert join(dispatcher, AgentId(f"a{n}"), slots=1)
+        assert dispatcher.leave(AgentId(f"a{n}"), now=0) == []
+
+    assert join(dispatcher, B, slots=1) == [Dispatch(R1, B)]
+    assert dispatcher.leave(B, now=0) == [Reject(R1, Rejection.AGENT_LOST)]
+
+
+def test_what_nobody_waits_for_is_not_dispatched_again(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=1)
+    dispatcher.submit(R1, now=0)
+    dispatcher.cancel(R1)
+
+    assert dispatcher.leave(A, now=0) == []
+    assert dispatcher.buffered == 0
+
+
+def test_a_full_buffer_takes_back_what_was_accepted_before(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=1)
+    for request_id in (R1, R2, R3):
+        dispatcher.submit(request_id, now=0)
+
+    assert dispatcher.leave(A, now=0) == []
+    assert dispatcher.buffered == 3
+    assert dispatcher.submit(R4, now=0) == [Reject(R4, Rejection.BUFFER_FULL)]
+
+
+def test_an_agent_that_shrinks_finishes_what_it_has_first(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=2)
+    dispatcher.submit(R1, now=0)
+    dispatcher.submit(R2, now=0)
+    dispatcher.report(A, slots=1, draining=False)
+    dispatcher.submit(R3, now=0)
+
+    assert dispatcher.finish(R1) == []
+    assert dispatcher.finish(R2) == [Dispatch(R3, A)]
+
+
+def test_says_whom_a_request_is_bound_to(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=1)
+    dispatcher.submit(R1, now=0)
+
+    assert dispatcher.serves(A, R1)
+    assert not dispatcher.serves(B, R1)
+    assert not dispatcher.serves(A, R2)
+    assert dispatcher.bound(A) == 1
+
+
+CAPACITY, PATIENCE = 3, 5.0
+
+
+class Histories(RuleBasedStateMachine):
+    """Random clients and agents, against a plain model of who waits and who runs where."""
+
+    @initialize()
+    def start(self) -> None:
+        self.now = 0.0
+        self.count = 0
+        self.dispatcher = Dispatcher(Buffer(capacity=CAPACITY, patience=PATIENCE))
+        self.slots: dict[AgentId, int] = {}
+        self.draining: set[AgentId] = set()
+        self.refused: set[AgentId] = set()
+        self.waiting: list[RequestId] = []
+        self.running: dict[RequestId, AgentId] = {}
+        self.abandoned: set[RequestId] = set()
+        self.started: set[RequestId] = set()
+
+    def observe(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            request_id = effect.request_id
+            assert request_id not in self.abandoned or isinstance(effect, Abandon)
+            match effect:
+                case Dispatch(_, agent_id):
+                    assert self.waiting[0] == request_id, "overtaken in the buffer"
+                    self.waiting.pop(0)
+                    self.running[request_id] = agent_id
+                case Reject():
+                    if request_id in self.waiting:
+                        self.waiting.remove(request_id)
+                    else:
+                        del self.running[request_id]
+                case Abandon(_, agent_id):
+                    assert self.running[request_id] == agent_id
+
+    def pick(self, data: st.DataObject, among: Iterable[RequestId]) -> RequestId | None:
+        live = sorted(among)
+        return data.draw(st.sampled_from(live)) if live else None
+
+    @rule()
+    def submit(self) -> None:
+        self.count += 1
+        request_id = RequestId(f"r{self.count:04}")
+        self.waiting.append(request_id)
+        self.observe(self.dispatcher.submit(request_id, now=self.now))
+
+    @rule(slots=st.integers(0, 3), draining=st.booleans())
+    def join(self, slots: int, draining: bool) -> None:
+        self.count += 1
+        agent_id = AgentId(f"a{self.count:04}")
+        self.dispatcher.join(agent_id)
+        self.report(agent_id, slots, draining)
+
+    def report(self, agent_id: AgentId, slots: int, draining: bool) -> None:
+        self.slots[agent_id] = slots
+        self.refused.discard(agent_id)
+        (self.draining.add if draining else self.draining.discard)(agent_id)
+        self.observe(self.dispatcher.report(agent_id, slots=slots, draining=draining))
+
+    @rule(data=st.data(), slots=st.integers(0, 3), draining=st.booleans())
+    def change(self, data: st.DataObject, slots: int, draining: bool) -> None:
+        if self.slots:
+            self.report(data.draw(st.sampled_from(sorted(self.slots))), slots, draining)
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        if not self.slots:
+            return
+        agent_id = data.draw(st.sampled_from(sorted(self.slots)))
+        del self.slots[agent_id]
+        lost = [r for r, holder in self.running.items() if holder == agent_id]
+        put_back: list[RequestId] = []
+        for request_id in lost:
+            if request_id in self.abandoned:
+                del self.running[request_id]
+                self.abandoned.remove(request_id)
+            elif request_id not in self.started:
+                put_back.append(request_id)
+        effects = self.dispatcher.leave(agent_id, now=self.now)
+        given_up = {effect.request_id for effect in effects if isinstance(effect, Reject)}
+        for request_id in put_back:
+            if request_id not in given_up:
+                del self.running[request_id]
+        self.waiting[:0] = [r for r in put_back if r not in given_up]
+        assert {r for r in lost if r in self.started and r in self.running} <= given_up
+        self.observe(effects)
+
+    @rule(data=st.data())
+    def start_request(self, data: st.DataObject) -> None:
+        if request_id := self.pick(data, self.running):
+            self.started.add(request_id)
+            self.dispatcher.start(request_id)
+
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        if request_id := self.pick(data, self.running):
+            self.refused.discard(self.running.pop(request_id))
+            self.abandoned.discard(request_id)
+            self.observe(self.dispatcher.finish(request_id))
+
+    @rule(data=st.data())
+    def refuse(self, data: st.DataObject) -> None:
+        if request_id := self.pick(data, self.running.keys() - self.started):
+            self.refused.add(self.running.pop(request_id))
+            if request_id in self.abandoned:
+                self.abandoned.remove(request_id)
+            else:
+                self.waiting.insert(0, request_id)
+            self.observe(self.dispatcher.refuse(request_id))
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        live = [*self.waiting, *(r for r in self.running if r not in self.abandoned)]
+        if request_id := self.pick(data, live):
+            effects = self.dispatcher.cancel(request_id)
+            if request_id in self.waiting:
+                self.waiting.remove(request_id)
+                assert effects == []
+            else:
+                assert effects == [Abandon(request_id, self.running[request_id])]
+                self.abandoned.add(request_id)
+
+    @rule(data=st.data())
+    def speak_of_the_dead(self, data: st.DataObject) -> None:
+        gone = RequestId(f"r{data.draw(st.integers(0, self.count)):04}")
+        if gone not in self.running and gone not in self.waiting:
+            assert self.dispatcher.finish(gone) == []
+            assert self.dispatcher.refuse(gone) == []
+            assert self.dispatcher.cancel(gone) == []
+
+    @rule(seconds=st.floats(0.1, 6.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.observe(self.dispatcher.expire(now=self.now))
+        assert self.dispatcher.next_deadline is None or self.dispatcher.next_deadline > self.now
+
+    @invariant()
+    def no_agent_is_given_more_than_it_offers(self) -> None:
+        for agent_id in self.slots:
+            bound = sum(holder == agent_id for holder in self.running.values())
+            assert self.dispatcher.bound(agent_id) == bound
+
+    @invariant()
+    def nobody_waits_while_a_slot_is_free(self) -> None:
+        free = [
+            agent_id
+            for agent_id, slots in self.slots.items()
+            if agent_id not in self.draining | self.refused
+            and self.dispatcher.bound(agent_id) < slots
+        ]
+        assert not (free and self.waiting)
+
+    @invariant()
+    def the_buffer_holds_who_waits(self) -> None:
+        assert self.dispatcher.buffered == len(self.waiting)
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

@@ -1,0 +1,289 @@
+"""The inference routes over real HTTP and websockets, with the agent's part played by the test."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import httpx
+import pytest
+from played import Play, Until
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from balancer.balancer import Balancer
+from balancer.http import MAX_BODY_BYTES
+from common.messages import Conversation, RawPrompt
+
+CONVERSATION: dict[str, Any] = {
+    "add_generation_prompt": True,
+    "conversation_history": [{"role": "user", "content": "Hi"}],
+    "enable_thinking": False,
+    "max_tokens": 16,
+}
+RAW: dict[str, Any] = {"raw_prompt": "Hi", "max_tokens": 16}
+ROUTE = "/api/v1/continue_from_raw_prompt"
+
+
+@pytest.fixture
+async def client(address: str) -> AsyncGenerator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(
+        base_url=f"http://{address}", trust_env=False, timeout=10
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+async def socket(address: str) -> AsyncGenerator[ClientConnection]:
+    async with connect(f"ws://{address}/api/v1/inference_socket", proxy=None) as socket:
+        yield socket
+
+
+async def ask(socket: ClientConnection, request_id: str, params: Any = RAW) -> None:
+    request = {"ContinueFromRawPrompt": params}
+    await socket.send(json.dumps({"Request": {"id": request_id, "request": request}}))
+
+
+async def receive(socket: ClientConnection) -> dict[str, Any]:
+    async with asyncio.timeout(10):
+        return json.loads(await socket.recv())
+
+
+def content(message: dict[str, Any]) -> tuple[str, str]:
+    """The request id and the text of a token."""
+    response = message["Response"]
+    return response["request_id"], response["response"]["GeneratedToken"]["ContentToken"]
+
+
+async def test_health(client: httpx.AsyncClient) -> None:
+    response = await client.get("/health")
+
+    assert (response.status_code, response.text) == (200, "OK")
+
+
+async def test_http_streams_a_message_a_line_as_they_come(
+    client: httpx.AsyncClient, play: Play
+) -> None:
+    agent = play("one")
+    async with client.stream(
+        "POST", "/api/v1/continue_from_conversation_history", json=CONVERSATION
+    ) as response:
+        asked = await agent.asked()
+        lines = response.aiter_lines()
+
+        agent.say_token(asked.request_id, "a")
+        first = json.loads(await anext(lines))  # before the second token exists
+        agent.finish(asked.request_id)
+        rest = [json.loads(line) async for line in lines]
+
+    assert isinstance(asked.prompt, Conversation)
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["cache-control"] == "no-cache"
+    assert content(first) == (asked.request_id, "a")
+    assert first["Response"]["generated_by"] == "one"
+    assert ["Done" in m["Response"]["response"]["GeneratedToken"] for m in rest] == [True]
+
+
+async def test_a_raw_prompt_reaches_the_agent(client: httpx.AsyncClient, play: Play) -> None:
+    agent = play()
+    async with client.stream("POST", ROUTE, json=RAW):
+        asked = await agent.asked()
+        agent.finish(asked.request_id)
+
+    assert asked.prompt == RawPrompt("Hi")
+
+
+async def test_a_client_that_leaves_while_it_streams_is_a_cancel(
+    client: httpx.AsyncClient, play: Play
+) -> None:
+    agent = play()
+    async with client.stream("POST", ROUTE, json=RAW) as response:
+        asked = await agent.asked()
+        agent.say_token(asked.request_id, "a")
+        await anext(response.aiter_lines())
+
+    assert await agent.cancelled() == asked.request_id
+
+
+async def test_a_client_that_leaves_before_the_first_token_is_a_cancel(
+    client: httpx.AsyncClient, play: Play
+) -> None:
+    agent = play()
+    async with client.stream("POST", ROUTE, json=RAW):
+        asked = await agent.asked()
+
+    assert await agent.cancelled() == asked.request_id
+
+
+async def test_a_client_that_leaves_while_it_waits_frees_its_place(
+    client: httpx.AsyncClient, balancer: Balancer, until: Until
+) -> None:
+    async with client.stream("POST", ROUTE, json=RAW):
+        await until(lambda: balancer.buffered == 1)
+
+    await until(lambda: balancer.buffered == 0)
+
+
+async def test_too_many_waiting_requests_are_told_so_in_the_stream(
+    client: httpx.AsyncClient, balancer: Balancer, until: Until
+) -> None:
+    async with client.stream("POST", ROUTE, json=RAW), client.stream("POST", ROUTE, json=RAW):
+        await until(lambda: balancer.buffered == 2)
+
+        response = await client.post(ROUTE, json=RAW)
+
+    assert response.status_code == 200
+    assert response.json()["Error"]["error"]["code"] == 503
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (json.dumps({**RAW, "max_tokens": 0}).encode(), 400),
+        (json.dumps({**RAW, "surprise": 1}).encode(), 400),
+        (json.dumps({**RAW, "grammar": {"type": "gbnf"}}).encode(), 501),
+        (b" " * (MAX_BODY_BYTES + 1), 413),
+    ],
+)
+async def test_a_bad_body_gets_a_status_and_a_reason(
+    client: httpx.AsyncClient, body: bytes, status: int
+) -> None:
+    response = await client.post(ROUTE, content=body)
+
+    assert response.status_code == status
+    assert response.headers["content-type"].startswith("text/plain")
+    assert len(response.text.splitlines()) == 1
+
+
+async def test_embeddings_are_refused_by_name(client: httpx.AsyncClient) -> None:
+    response = await client.post("/api/v1/generate_embedding_batch", json={})
+
+    assert (response.status_code, response.text) == (501, "embeddings are not enabled\n")
+
+
+async def test_a_websocket_carries_many_requests_at_once(
+    socket: ClientConnection, play: Play
+) -> None:
+    agent = play(slots=2)
+    await ask(socket, "x")
+    await ask(socket, "y")
+    x, y = await agent.asked(), await agent.asked()
+
+    agent.say_token(y.request_id, "to y")
+    agent.say_token(x.request_id, "to x")
+    assert {content(await receive(socket)), content(await receive(socket))} == {
+        ("x", "to x"),
+        ("y", "to y"),
+    }
+    agent.finish(x.request_id)
+    done = await receive(socket)
+
+    assert done["Response"]["request_id"] == "x"
+    assert done["Response"]["response"]["GeneratedToken"]["Done"]["usage"]["prompt_tokens"] == 5
+
+
+async def test_a_websocket_client_cancels_one_request(socket: ClientConnection, play: Play) -> None:
+    agent = play(slots=2)
+    await ask(socket, "x")
+    await ask(socket, "y")
+    x, y = await agent.asked(), await agent.asked()
+
+    await socket.send('{"Notification": {"StopRespondingTo": "x"}}')
+    await socket.send('{"Notification": {"StopRespondingTo": "unknown"}}')
+    assert await agent.cancelled() == x.request_id
+    agent.say_token(x.request_id, "late")
+    agent.say_token(y.request_id, "a")
+
+    assert content(await receive(socket)) == ("y", "a")
+
+
+async def test_a_cancel_right_behind_its_request_is_not_overtaken(
+    socket: ClientConnection, balancer: Balancer, until: Until
+) -> None:
+    await ask(socket, "x")
+    await socket.send('{"Notification": {"StopRespondingTo": "x"}}')
+    await ask(socket, "y")
+
+    await until(lambda: b'outcome="cancelled"} 1.0' in balancer.metrics.text())
+    await until(lambda: balancer.buffered == 1)
+
+
+async def test_a_websocket_that_closes_cancels_all_its_requests(
+    address: str, balancer: Balancer, play: Play, until: Until
+) -> None:
+    agent = play()
+    async with connect(f"ws://{address}/api/v1/inference_socket", proxy=None) as socket:
+        await ask(socket, "x")
+        await ask(socket, "y")
+        asked = await agent.asked()
+        await until(lambda: balancer.buffered == 1)
+
+    assert await agent.cancelled() == asked.request_id
+    await until(lambda: balancer.buffered == 0)
+
+
+@pytest.mark.parametrize(
+    ("params", "code"),
+    [({"max_tokens": 1}, 400), ({**RAW, "grammar": {"type": "gbnf"}}, 501)],
+)
+async def test_a_bad_websocket_request_gets_an_error_and_harms_no_other(
+    socket: ClientConnection, play: Play, params: Any, code: int
+) -> None:
+    agent = play()
+    await ask(socket, "good")
+    asked = await agent.asked()
+
+    await socket.send("nonsense")
+    await socket.send(b"\x00")
+    await ask(socket, "bad", params)
+    error = (await receive(socket))["Error"]
+    agent.say_token(asked.request_id, "a")
+
+    assert (error["request_id"], error["error"]["code"]) == ("bad", code)
+    assert content(await receive(socket)) == ("good", "a")
+
+
+async def test_an_id_that_is_open_already_is_refused(socket: ClientConnection, play: Play) -> None:
+    agent = play()
+    await ask(socket, "x")
+    asked = await agent.asked()
+
+    await ask(socket, "x")
+    error = await receive(socket)
+    agent.say_token(asked.request_id, "a")
+    token = await receive(socket)
+    agent.finish(asked.request_id)
+    await receive(socket)
+    await ask(socket, "x")  # over, so the id can be used again
+
+    assert error["Error"]["error"]["code"] == 400
+    assert content(token) == ("x", "a")
+    assert (await agent.asked()).request_id != asked.request_id
+
+
+async def test_images_are_refused_in_the_published_form(
+    socket: ClientConnection,
+) -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    params = {**CONVERSATION, "conversation_history": [{"role": "user", "content": [part]}]}
+    request = {"ContinueFromConversationHistory": params}
+
+    await socket.send(json.dumps({"Request": {"id": "x", "request": request}}))
+
+    response = (await receive(socket))["Response"]
+    assert list(response["response"]["GeneratedToken"]) == ["MultimodalNotSupported"]
+
+
+async def test_a_closing_balancer_tells_every_client_and_closes_the_socket(
+    socket: ClientConnection, balancer: Balancer, until: Until
+) -> None:
+    await ask(socket, "x")
+    await until(lambda: balancer.buffered == 1)
+
+    balancer.close()
+
+    assert (await receive(socket))["Error"]["error"]["code"] == 503
+    with pytest.raises(ConnectionClosed):
+        await receive(socket)
+    assert socket.close_code == 1001

@@ -1,0 +1,163 @@
+"""The agent listener, with an agent's frames written by the test."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+from played import Until
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from balancer.balancer import Balancer
+from balancer.link import REFUSED, AgentListener
+from common.ids import AgentId, RequestId
+from common.messages import (
+    PROTOCOL,
+    Cancel,
+    Finished,
+    FinishReason,
+    Generate,
+    Join,
+    RawPrompt,
+    Status,
+    Step,
+    ToBalancer,
+    Usage,
+    decode_to_agent,
+    encode,
+)
+
+R = RequestId("r")
+
+
+def status(version: int = 1, slots: int = 1) -> Status:
+    return Status(version=version, slots_desired=slots, slots_total=slots, slots_processing=0)
+
+
+def join(agent_id: str = "a", protocol: int = PROTOCOL) -> Join:
+    return Join(protocol=protocol, agent_id=AgentId(agent_id), name=agent_id, status=status())
+
+
+@pytest.fixture
+async def url(balancer: Balancer) -> AsyncGenerator[str]:
+    listener = AgentListener(balancer)
+    port = await listener.start("127.0.0.1", 0)
+    yield f"ws://127.0.0.1:{port}"
+    await listener.stop()
+
+
+async def dial(url: str, frame: ToBalancer | None) -> ClientConnection:
+    socket = await connect(url, proxy=None)
+    if frame is not None:
+        await socket.send(encode(frame))
+    return socket
+
+
+async def closed(socket: ClientConnection) -> int | None:
+    async with asyncio.timeout(10):
+        await socket.wait_closed()
+    return socket.close_code
+
+
+async def test_an_agent_joins_works_and_leaves(balancer: Balancer, url: str, until: Until) -> None:
+    socket = await dial(url, join())
+    await until(lambda: len(balancer.agents) == 1)
+
+    exchange = balancer.submit(Generate(request_id=R, prompt=RawPrompt("Hi"), max_tokens=1))
+    asked = decode_to_agent(await socket.recv())
+    finished = Finished(R, FinishReason.STOP, Usage(1, 0, 1))
+    await socket.send(encode(Step((finished,))))
+    told = [told.event async for told in exchange]
+    await socket.close()
+
+    assert asked == Generate(request_id=R, prompt=RawPrompt("Hi"), max_tokens=1)
+    assert told == [finished]
+    await until(lambda: balancer.agents == [])
+
+
+async def test_a_status_changes_the_slots(balancer: Balancer, url: str, until: Until) -> None:
+    async with await dial(url, join()) as socket:
+        await socket.send(encode(status(version=2, slots=7)))
+
+        await until(lambda: [a.status.slots_total for a in balancer.agents] == [7])
+
+
+async def test_a_cut_link_is_a_lost_agent(balancer: Balancer, url: str, until: Until) -> None:
+    socket = await dial(url, join())
+    await until(lambda: len(balancer.agents) == 1)
+
+    socket.transport.abort()
+
+    await until(lambda: balancer.agents == [])
+
+
+async def test_a_new_link_of_the_same_agent_replaces_the_old_one(
+    balancer: Balancer, url: str, until: Until
+) -> None:
+    old = await dial(url, join())
+    await until(lambda: len(balancer.agents) == 1)
+    balancer.submit(Generate(request_id=R, prompt=RawPrompt("Hi"), max_tokens=1))
+
+    new = await dial(url, join())
+    async with asyncio.timeout(10):
+        assert decode_to_agent(await new.recv()) == decode_to_agent(await old.recv())
+    await old.close()
+
+    await new.send(encode(status(version=2, slots=3)))
+    await until(lambda: [a.status.slots_total for a in balancer.agents] == [3])
+    await new.close()
+
+
+async def test_another_protocol_is_refused_for_good(balancer: Balancer, url: str) -> None:
+    socket = await dial(url, join(protocol=PROTOCOL + 1))
+
+    assert await closed(socket) == REFUSED
+    assert socket.close_reason == f"this balancer speaks protocol {PROTOCOL}"
+    assert balancer.agents == []
+
+
+@pytest.mark.parametrize("data", [b"\xc1", "text", b""])
+async def test_an_unreadable_first_frame_ends_the_link(
+    balancer: Balancer, url: str, data: bytes | str
+) -> None:
+    socket = await dial(url, None)
+    await socket.send(data)
+
+    assert await closed(socket) == 1003
+    assert balancer.agents == []
+
+
+async def test_an_unreadable_later_frame_loses_only_that_agent(
+    balancer: Balancer, url: str, until: Until
+) -> None:
+    good, bad = await dial(url, join("good")), await dial(url, join("bad"))
+    await until(lambda: len(balancer.agents) == 2)
+
+    await bad.send(b"\xc1")
+
+    await until(lambda: [agent.name for agent in balancer.agents] == ["good"])
+    await good.close()
+
+
+async def test_a_cancel_reaches_the_agent(balancer: Balancer, url: str, until: Until) -> None:
+    async with await dial(url, join()) as socket:
+        await until(lambda: len(balancer.agents) == 1)
+        balancer.submit(Generate(request_id=R, prompt=RawPrompt("Hi"), max_tokens=1))
+        await socket.recv()
+
+        balancer.cancel(R)
+
+        assert decode_to_agent(await socket.recv()) == Cancel(R)
+
+
+async def test_stopping_the_listener_tells_the_agents(balancer: Balancer) -> None:
+    listener = AgentListener(balancer)
+    port = await listener.start("127.0.0.1", 0)
+    socket = await dial(f"ws://127.0.0.1:{port}", join())
+
+    await listener.stop()
+
+    with pytest.raises(ConnectionClosed):
+        await socket.recv()
+    assert socket.close_code == 1001
+    assert balancer.agents == []

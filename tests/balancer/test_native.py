@@ -1,0 +1,279 @@
+"""The published wire format, message by message."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from balancer import native
+from common.errors import ErrorCode, RequestError
+from common.ids import RequestId, TokenId
+from common.messages import (
+    ChatMessage,
+    Conversation,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    RawPrompt,
+    Sampling,
+    TokenGenerated,
+    Usage,
+)
+
+R = RequestId("ours")
+
+CONVERSATION: dict[str, Any] = {
+    "add_generation_prompt": True,
+    "conversation_history": [{"role": "user", "content": "Hi"}],
+    "enable_thinking": False,
+    "max_tokens": 16,
+}
+RAW: dict[str, Any] = {"raw_prompt": "Hi", "max_tokens": 16}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"x": {}}, "required": ["x"]},
+    },
+}
+BAD_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {}, "required": ["x"]},
+    },
+}
+
+
+def conversation(**changes: Any) -> native.ContinueFromConversationHistory:
+    body = json.dumps({**CONVERSATION, **changes}).encode()
+    return native.parse(native.ContinueFromConversationHistory, body)
+
+
+def raw(**changes: Any) -> native.ContinueFromRawPrompt:
+    return native.parse(native.ContinueFromRawPrompt, json.dumps({**RAW, **changes}).encode())
+
+
+def test_a_conversation_becomes_a_frame() -> None:
+    frame = native.generate(conversation(tools=[TOOL]), R, Sampling())
+
+    assert frame.request_id == R
+    assert frame.max_tokens == 16
+    assert frame.prompt == Conversation(
+        (ChatMessage("user", "Hi"),),
+        tools=(TOOL,),
+        add_generation_prompt=True,
+        enable_thinking=False,
+    )
+
+
+def test_a_raw_prompt_becomes_a_frame() -> None:
+    assert native.generate(raw(), R, Sampling()).prompt == RawPrompt("Hi")
+
+
+def test_text_parts_become_paragraphs() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+    frame = native.generate(
+        conversation(conversation_history=[{"role": "user", "content": parts}]), R, Sampling()
+    )
+
+    assert frame.prompt == Conversation((ChatMessage("user", "a\nb"),))
+
+
+def test_a_request_may_replace_single_sampling_values() -> None:
+    frame = native.generate(
+        raw(sampling={"temperature": 0}, seed=7, stop="x"), R, Sampling(temperature=0.5, top_k=3)
+    )
+
+    assert frame.sampling == Sampling(temperature=0.0, top_k=3, seed=7)
+    assert frame.stop == ("x",)
+
+
+def test_a_request_without_options_is_sampled_as_the_balancer_says() -> None:
+    assert native.generate(raw(), R, Sampling(top_k=3)).sampling == Sampling(top_k=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_token": 1}, "max_token"),
+        ({"conversation_history": []}, "conversation_history"),
+        ({"conversation_history": [{"role": "user"}]}, "conversation_history.0.content"),
+        ({"conversation_history": [{"role": "user", "content": None}]}, "conversation_history.0"),
+        ({"enable_thinking": None}, "enable_thinking"),
+        ({"sampling": {"temperature": -1}}, "sampling.temperature"),
+        ({"sampling": {"heat": 1}}, "sampling.heat"),
+        ({"stop": [""]}, "stop.0"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"seed": -1}, "seed"),
+        ({"tools": [{"type": "gadget"}]}, "tools.0"),
+        (
+            {"tools": [BAD_TOOL]},
+            "not in properties: x",
+        ),
+    ],
+)
+def test_bad_values_are_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(RequestError, match="Invalid request parameters") as caught:
+        conversation(**changes)
+
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+    assert named in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b"NaN"])
+def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
+    with pytest.raises(RequestError, match="Invalid request parameters"):
+        native.parse(native.ContinueFromRawPrompt, body)
+
+
+@pytest.mark.parametrize(
+    ("params", "code"),
+    [
+        (raw(grammar={"type": "gbnf", "grammar": "root ::= x", "root": "root"}), "not_supported"),
+        (conversation(parse_tool_calls=True), "not_supported"),
+        (
+            conversation(
+                conversation_history=[
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "data:"}}],
+                    }
+                ]
+            ),
+            "multimodal_not_supported",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    params: native.GenerationParams, code: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        native.generate(params, R, Sampling())
+
+    assert caught.value.code == code
+
+
+def test_a_websocket_request_is_read() -> None:
+    text = json.dumps({"Request": {"id": "7", "request": {"ContinueFromRawPrompt": RAW}}})
+
+    message = native.parse_message(text)
+
+    assert isinstance(message, native.Request)
+    assert message.id == "7"
+    assert message.request.params == raw()
+
+
+def test_a_websocket_cancel_is_read() -> None:
+    message = native.parse_message('{"Notification": {"StopRespondingTo": "7"}}')
+
+    assert isinstance(message, native.Stop)
+    assert message.request_id == "7"
+
+
+@pytest.mark.parametrize(
+    ("text", "request_id"),
+    [
+        ("nonsense", None),
+        ("[]", None),
+        ("{}", None),
+        ('{"Error": {"request_id": "7", "error": {"code": 1, "description": ""}}}', None),
+        ('{"Request": {"request": {}}}', None),
+        ('{"Request": {"id": 7, "request": {}}}', None),
+        ('{"Request": {"id": "7"}}', "7"),
+        ('{"Request": {"id": "7", "request": {}}}', "7"),
+        ('{"Request": {"id": "7", "request": {"ContinueFromRawPrompt": {}}}}', "7"),
+        ('{"Request": {"id": "7", "request": "GetModelMetadata"}}', "7"),
+    ],
+)
+def test_a_websocket_message_that_cannot_be_read_names_its_request(
+    text: str, request_id: str | None
+) -> None:
+    with pytest.raises(native.MessageError) as caught:
+        native.parse_message(text)
+
+    assert caught.value.request_id == request_id
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys([*CONVERSATION, "sampling"], json_values)))
+def test_any_body_is_taken_or_refused_with_a_reason(changes: dict[str, Any]) -> None:
+    try:
+        params = conversation(**changes)
+    except RequestError as error:
+        outcome = error.message
+    else:
+        outcome = native.generate(params, R, Sampling()).request_id
+
+    assert outcome == R or outcome.startswith("Invalid request parameters: ")
+
+
+def response(result: Any, *, generated_by: str | None = "agent-1") -> dict[str, Any]:
+    return {
+        "Response": {
+            "generated_by": generated_by,
+            "request_id": "theirs",
+            "response": {"GeneratedToken": result},
+        }
+    }
+
+
+DONE = {
+    "Done": {
+        "usage": {
+            "prompt_tokens": 12,
+            "cached_prompt_tokens": 3,
+            "input_image_tokens": 0,
+            "input_audio_tokens": 0,
+            "content_tokens": 1,
+            "reasoning_tokens": 0,
+            "tool_call_tokens": 0,
+            "undeterminable_tokens": 0,
+        }
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("event", "messages"),
+    [
+        (TokenGenerated(R, TokenId(1), "Hi"), [response({"ContentToken": "Hi"})]),
+        (TokenGenerated(R, TokenId(1), ""), []),
+        (Finished(R, FinishReason.STOP, Usage(12, 3, 1)), [response(DONE)]),
+        (
+            Finished(R, FinishReason.LENGTH, Usage(12, 3, 1), "x"),
+            [response({"ContentToken": "x"}), response(DONE)],
+        ),
+        (Finished(R, FinishReason.CANCELLED, Usage(12, 3, 1)), []),
+        (
+            Failed(R, ErrorCode.CHAT_TEMPLATE_ERROR, "why"),
+            [response({"ChatTemplateError": "why"})],
+        ),
+        (
+            Failed(R, ErrorCode.BUFFER_TIMEOUT, "late"),
+            [{"Error": {"request_id": "theirs", "error": {"code": 504, "description": "late"}}}],
+        ),
+        (
+            Failed(R, ErrorCode.CONTEXT_LENGTH_EXCEEDED, "long"),
+            [{"Error": {"request_id": "theirs", "error": {"code": 400, "description": "long"}}}],
+        ),
+    ],
+)
+def test_events_become_the_published_messages(event: Event, messages: list[Any]) -> None:
+    assert native.messages("theirs", "agent-1", event) == messages

@@ -1,0 +1,55 @@
+"""What several tests need: a balancer, an agent whose part the test plays, and a real server."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+
+import pytest
+import uvicorn
+from played import Play, PlayedAgent, Until
+
+from balancer.app import create_app
+from balancer.balancer import Balancer
+
+
+@pytest.fixture
+async def balancer() -> Balancer:
+    return Balancer(buffer_capacity=2, patience=60.0)
+
+
+@pytest.fixture
+def play(balancer: Balancer) -> Play:
+    """Let an agent join the balancer: ``play("name", slots=2)``."""
+    return partial(PlayedAgent, balancer)
+
+
+@pytest.fixture
+async def address(balancer: Balancer) -> AsyncGenerator[str]:
+    """The balancer's routes under a real server: ``127.0.0.1:PORT``."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        create_app(balancer),
+        log_level="error",
+        lifespan="off",
+        ws="websockets-sansio",
+        timeout_graceful_shutdown=2,
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    balancer.close()
+    server.should_exit = True
+    await task
+
+
+@pytest.fixture
+def until(balancer: Balancer) -> Until:
+    """Wait until something is true of the balancer: ``await until(lambda: ...)``."""
+
+    async def wait(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await balancer.changes.after(balancer.changes.count)
+
+    return wait

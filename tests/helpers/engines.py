@@ -1,0 +1,35 @@
+"""Engines that do what a test needs."""
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from agent.echo import EchoEngine
+from agent.engine import Chunk
+from common.errors import DecodeError
+from common.ids import SequenceId, TokenId
+
+
+class HeldEngine(EchoEngine):
+    """Decodes only when the test lets it: ``allow(passes)``, or for good with ``open()``."""
+
+    def __init__(self, *, slots: int = 2, context: int = 256) -> None:
+        super().__init__(slots=slots, context=context)
+        self._allowed = threading.Semaphore(0)
+        self._is_open = False
+        self.failures = 0
+        """How many of the next decodes fail."""
+
+    def allow(self, passes: int = 1) -> None:
+        self._allowed.release(passes)
+
+    def open(self) -> None:
+        self._is_open = True
+        self._allowed.release()
+
+    def decode(self, chunks: Sequence[Chunk], /) -> Mapping[SequenceId, TokenId]:
+        if not self._is_open:
+            self._allowed.acquire()
+        if self.failures > 0:
+            self.failures -= 1
+            raise DecodeError("told to fail")
+        return super().decode(chunks)

@@ -1,0 +1,92 @@
+"""Parts that a test plays itself, and questions that several tests ask."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from balancer.balancer import Balancer
+from common.ids import AgentId, RequestId, TokenId
+from common.messages import (
+    PROTOCOL,
+    Cancel,
+    Event,
+    Finished,
+    FinishReason,
+    Generate,
+    Join,
+    Status,
+    ToAgent,
+    TokenGenerated,
+    Usage,
+)
+
+
+class PlayedAgent:
+    """An agent whose part the test plays: it reads frames and says what happened."""
+
+    def __init__(self, balancer: Balancer, name: str | None = "played", *, slots: int = 1) -> None:
+        self.agent_id = AgentId(f"id-of-{name}")
+        self.frames: asyncio.Queue[ToAgent] = asyncio.Queue()
+        self._balancer = balancer
+        self._version = 0
+        status = self._status(slots=slots)
+        join = Join(protocol=PROTOCOL, agent_id=self.agent_id, name=name, status=status)
+        balancer.join(join, self.frames.put_nowait)
+
+    def _status(self, *, slots: int, draining: bool = False) -> Status:
+        self._version += 1
+        return Status(
+            version=self._version,
+            slots_desired=slots,
+            slots_total=slots,
+            slots_processing=0,
+            draining=draining,
+            model_path="/models/played.gguf",
+        )
+
+    def report(self, *, slots: int, draining: bool = False) -> None:
+        self._balancer.report(self.agent_id, self._status(slots=slots, draining=draining))
+
+    def say(self, *events: Event) -> None:
+        self._balancer.happened(self.agent_id, events)
+
+    def say_token(self, request_id: RequestId, text: str) -> None:
+        self.say(TokenGenerated(request_id, TokenId(1), text))
+
+    def finish(self, request_id: RequestId, reason: FinishReason = FinishReason.STOP) -> None:
+        self.say(Finished(request_id, reason, Usage(5, 0, 2)))
+
+    def leave(self) -> None:
+        self._balancer.leave(self.agent_id)
+
+    async def asked(self) -> Generate:
+        """The next frame, which must be a request."""
+        frame = await self.next_frame()
+        assert isinstance(frame, Generate)
+        return frame
+
+    async def cancelled(self) -> RequestId:
+        """The next frame, which must be a cancel."""
+        frame = await self.next_frame()
+        assert isinstance(frame, Cancel)
+        return frame.request_id
+
+    async def next_frame(self) -> ToAgent:
+        async with asyncio.timeout(10):
+            return await self.frames.get()
+
+
+class Play(Protocol):
+    def __call__(self, name: str | None = "played", *, slots: int = 1) -> PlayedAgent: ...
+
+
+class Until(Protocol):
+    async def __call__(self, condition: Callable[[], bool], /) -> None: ...
+
+
+def metric(balancer: Balancer, series: str) -> float:
+    """The value of a series, such as ``headrace_requests_total{outcome="stop"}``; 0 if none."""
+    for line in balancer.metrics.text().decode().splitlines():
+        if line.startswith(series + " "):
+            return float(line.rpartition(" ")[2])
+    return 0.0

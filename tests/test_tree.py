@@ -1,0 +1,66 @@
+"""The tree keeps its promises."""
+
+import importlib
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("common", "balancer", "agent", "deploy")
+
+# Declarations only.
+WITHOUT_TESTS = {"common/ids.py", "common/errors.py", "agent/engine.py", "deploy/settings.py"}
+
+# Tested through the module that uses them.
+COVERED_BY = {
+    "agent/request.py": "agent/scheduler.py",
+    "agent/echo.py": "agent/scheduler.py",
+    "balancer/buffer.py": "balancer/dispatcher.py",
+    "balancer/pool.py": "balancer/dispatcher.py",
+    "balancer/policy.py": "balancer/dispatcher.py",
+    "balancer/http.py": "balancer/inference.py",
+    "balancer/app.py": "balancer/inference.py",
+}
+
+# Shells over Ray, llama.cpp or processes, driven by integration_tests/.
+DRIVEN = {
+    "agent/llama.py": "test_llama.py",
+    "deploy/app.py": "test_up.py",
+    "deploy/actor.py": "test_up.py",
+    "deploy/agents.py": "test_agent_process.py",
+}
+
+
+def test_all_packages_come_from_this_folder() -> None:
+    """Their names are common words: another distribution could install over them."""
+    folders = {Path(str(importlib.import_module(name).__file__)).parents[1] for name in PACKAGES}
+
+    assert folders == {ROOT}
+
+
+def test_each_module_says_where_it_is_tested() -> None:
+    modules = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).glob("*.py")
+        if path.name != "__init__.py"
+    }
+    tested = {
+        module
+        for module in modules
+        if (ROOT / "tests" / Path(module).parent / f"test_{Path(module).name}").exists()
+    }
+
+    assert modules == tested | WITHOUT_TESTS | COVERED_BY.keys() | DRIVEN.keys()
+    assert set(COVERED_BY.values()) <= tested
+    assert all((ROOT / "integration_tests" / test).exists() for test in DRIVEN.values())
+
+
+def test_nothing_else_stands_at_the_top() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+    top = {name.split("/")[0] for name in listed}
+
+    allowed = {*PACKAGES, "tests", "integration_tests", "pyproject.toml", "README.md", "LICENSE"}
+    assert {name for name in top if not name.startswith(".")} == allowed
