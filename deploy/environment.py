@@ -6,12 +6,14 @@ it uses the standard library only. An interrupted run leaves no stamp and is sim
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,9 +57,11 @@ def main() -> int:
 
 def fingerprint(root: Path) -> str:
     """Changes whenever the environment must: other pins, other dependencies, another Python."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())
     digest = hashlib.sha256(sys.version.encode() + MODEL_PACKAGE.encode())
-    for name in ("pyproject.toml", CONSTRAINTS):
-        digest.update((root / name).read_bytes())
+    for table in ("project", "build-system"):
+        digest.update(json.dumps(project.get(table), sort_keys=True).encode())
+    digest.update((root / CONSTRAINTS).read_bytes())
     # An editable installation points to this folder: a copied or moved tree is stale too.
     digest.update(str(root).encode())
     return digest.hexdigest()

@@ -1,0 +1,149 @@
+"""The running product, seen from outside: commands, their output, and questions over HTTP."""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+
+HEADRACE = str(Path(sys.executable).parent / "headrace")
+
+START_TIMEOUT = 120.0
+STOP_TIMEOUT = 60.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+class Command:
+    """A ``headrace`` command that runs, and all that it has started."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.mark = f"HEADRACE_TEST={uuid.uuid4().hex}"
+        name, _, value = self.mark.partition("=")
+        self.process = subprocess.Popen(
+            [HEADRACE, *arguments],
+            env={**os.environ, name: value},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._new: queue.Queue[str | None] = queue.Queue()
+        assert self.process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=[self.process.stdout], daemon=True)
+        self._reader.start()
+
+    def _read(self, output: IO[str]) -> None:
+        with output:
+            for line in output:
+                self.lines.append(line.rstrip("\n"))
+                self._new.put(self.lines[-1])
+        self._new.put(None)
+
+    def expect(self, text: str) -> str:
+        """Wait for a line with this text in it."""
+        while True:
+            line = self._new.get(timeout=START_TIMEOUT)
+            assert line is not None, f"ended without {text!r}: {self.lines}"
+            if text in line:
+                return line
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait for its end and all of its output; return its status."""
+        status = self.process.wait(STOP_TIMEOUT)
+        self._reader.join(STOP_TIMEOUT)
+        return status
+
+    def processes(self) -> list[str]:
+        """The command lines of all that it has started and that still runs."""
+        found: list[str] = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in (folder / "environ").read_bytes():
+                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+        return found
+
+    def kill_the_rest(self) -> None:
+        """Whatever a failed test has left: only what carries our mark."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in (folder / "environ").read_bytes():
+                    os.kill(int(folder.name), signal.SIGKILL)
+
+
+@dataclass
+class Up:
+    """A running ``headrace up``, and questions to it."""
+
+    command: Command
+    port: int
+    agent_port: int
+    client: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = httpx.Client(base_url=self.address, timeout=120, trust_env=False)
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def balancer(self) -> str:
+        """Where agents dial in."""
+        return f"ws://127.0.0.1:{self.agent_port}"
+
+    def agents(self) -> list[dict[str, Any]]:
+        return self.client.get("/api/v1/agents").raise_for_status().json()["agents"]
+
+    def processing(self) -> int:
+        return sum(agent["slots_processing"] for agent in self.agents())
+
+    def follow(self, route: str = "/api/v1/agents/stream") -> Iterator[dict[str, Any]]:
+        """The states of a stream, as they come."""
+        with self.client.stream("GET", route) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: "))
+
+    def until(
+        self,
+        condition: Callable[[list[dict[str, Any]]], bool],
+    ) -> list[dict[str, Any]]:
+        """Follow the agents until this is true of them; return them."""
+        for state in self.follow():
+            if condition(state["agents"]):
+                return state["agents"]
+        raise AssertionError("the stream ended")
+
+
+@contextlib.contextmanager
+def start_up(*options: str) -> Generator[Up]:
+    port, agent_port = free_port(), free_port()
+    command = Command("up", "--port", str(port), "--agent-port", str(agent_port), *options)
+    try:
+        command.expect("Ctrl-C stops it.")
+        up = Up(command, port, agent_port)
+        with up.client:
+            yield up
+    finally:
+        if command.process.poll() is None:
+            command.stop()
+        command.kill_the_rest()

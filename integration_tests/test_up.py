@@ -1,0 +1,197 @@
+"""The main job as a newcomer does it, and its end."""
+
+import json
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from product import Command, Up, start_up
+
+CONVERSATION = {
+    "add_generation_prompt": True,
+    "conversation_history": [{"role": "user", "content": "Count from one to fifty."}],
+    "enable_thinking": False,
+    "max_tokens": 40,
+    "sampling": {"temperature": 0, "penalty_repeat": 1, "penalty_presence": 0},
+}
+ROUTE = "/api/v1/continue_from_conversation_history"
+
+
+@dataclass
+class Stream:
+    """One client that reads to the end, and when it read what."""
+
+    up: Up
+    body: dict[str, Any]
+    times: list[float] = field(default_factory=list[float])
+    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def read(self) -> None:
+        with self.up.client.stream("POST", ROUTE, json=self.body) as response:
+            for line in response.iter_lines():
+                self.messages.append(json.loads(line))
+                self.times.append(time.monotonic())
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        return [m["Response"]["response"]["GeneratedToken"] for m in self.messages]
+
+    @property
+    def text(self) -> str:
+        return "".join(result.get("ContentToken", "") for result in self.results)
+
+
+def test_what_it_prints_is_true(up: Up) -> None:
+    printed = "\n".join(up.command.lines)
+
+    assert f"headrace is ready at {up.address}" in printed
+    assert "model   SmolLM2-135M-Instruct.Q4_1.gguf" in printed
+    assert "slots   4, on 1 agent" in printed
+    assert f"headrace agent --balancer {up.balancer}" in printed
+
+
+def test_the_printed_curl_line_streams_tokens(up: Up) -> None:
+    (line,) = (line for line in up.command.lines if line.startswith("curl "))
+
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=True, timeout=120
+    )
+
+    messages = [json.loads(line) for line in done.stdout.splitlines()]
+    results = [message["Response"]["response"]["GeneratedToken"] for message in messages]
+    assert len(results) > 10
+    assert all("ContentToken" in result for result in results[:-1])
+    usage = results[-1]["Done"]["usage"]
+    assert usage["prompt_tokens"] > 10
+    assert usage["content_tokens"] <= 100
+
+
+def test_health(up: Up) -> None:
+    assert up.client.get("/health").text == "OK"
+
+
+def test_tokens_arrive_one_by_one_and_four_streams_run_at_the_same_time(up: Up) -> None:
+    streams = [Stream(up, CONVERSATION) for _ in range(4)]
+    threads = [threading.Thread(target=stream.read) for stream in streams]
+
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert max(stream.times[0] for stream in streams) < min(stream.times[-1] for stream in streams)
+    for stream in streams:
+        assert "Done" in stream.results[-1]
+        assert stream.results[-1]["Done"]["usage"]["content_tokens"] == 40
+        assert len(set(stream.times)) > 20, "tokens came in a lump"
+    assert all(stream.text.strip() for stream in streams)
+
+
+def test_a_client_that_is_killed_frees_its_slot_while_the_others_go_on(up: Up) -> None:
+    body = {**CONVERSATION, "max_tokens": 400, "stop": []}
+    others = [Stream(up, body) for _ in range(3)]
+    threads = [threading.Thread(target=stream.read) for stream in others]
+    for thread in threads:
+        thread.start()
+    victim = subprocess.Popen(
+        ["curl", "-sN", f"{up.address}{ROUTE}", "-d", json.dumps(body)], stdout=subprocess.PIPE
+    )
+    assert victim.stdout is not None
+    victim.stdout.readline()  # it streams
+    up.until(lambda agents: agents[0]["slots_processing"] == 4)
+
+    victim.kill()
+
+    up.until(lambda agents: agents[0]["slots_processing"] < 4)
+    assert any(thread.is_alive() for thread in threads), "the others must not have ended first"
+    for thread in threads:
+        thread.join()
+    assert all("Done" in stream.results[-1] for stream in others)
+    victim.wait()
+    victim.stdout.close()
+
+
+def test_more_requests_than_slots_are_all_served(up: Up) -> None:
+    streams = [Stream(up, {**CONVERSATION, "max_tokens": 5}) for _ in range(10)]
+    threads = [threading.Thread(target=stream.read) for stream in streams]
+
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert all("Done" in stream.results[-1] for stream in streams)
+
+
+def test_a_prompt_that_cannot_fit_is_refused_with_the_numbers(up: Up) -> None:
+    response = up.client.post(
+        "/api/v1/continue_from_raw_prompt", json={"raw_prompt": "word " * 6000, "max_tokens": 5}
+    )
+
+    error = response.json()["Error"]["error"]
+    assert error["code"] == 400
+    assert "context_length_exceeded" in error["description"]
+    assert "4096" in error["description"]
+
+
+def test_clients_cannot_set_serves_own_timeout(up: Up) -> None:
+    with up.client.stream(
+        "POST", ROUTE, json=CONVERSATION, headers={"x-request-timeout-seconds": "0.01"}
+    ) as response:
+        lines = list(response.iter_lines())
+
+    assert response.status_code == 200
+    assert "Done" in lines[-1]
+
+
+def test_status_shows_agents_slots_and_buffer(up: Up) -> None:
+    command = Command("status", "--port", str(up.port))
+
+    assert command.ended() == 0
+    command.expect("buffered requests: 0")
+    assert any("agent-1" in line and "4" in line and "ready" in line for line in command.lines)
+
+
+def test_a_port_in_use_is_one_clear_line(up: Up) -> None:
+    command = Command("up", "--port", str(up.port), "--engine", "echo")
+
+    assert command.ended() == 1
+    command.expect(f"headrace: port {up.port} on 127.0.0.1 is in use already")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_ends_streams_with_a_message_and_leaves_nothing_behind(
+    number: signal.Signals,
+) -> None:
+    with start_up("--agents", "0", "--buffer-timeout", "600") as up:
+        waiting = subprocess.Popen(
+            ["curl", "-sN", f"{up.address}{ROUTE}", "-d", json.dumps(CONVERSATION)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for state in up.follow("/api/v1/buffered_requests/stream"):
+            if state["buffered_requests_current"] == 1:
+                break
+
+        status = up.command.stop(number)
+        answer, _ = waiting.communicate(timeout=30)
+
+        assert status == 0
+        assert json.loads(answer)["Error"]["error"]["code"] == 503
+        assert up.command.processes() == []
+        assert "stopping ..." in up.command.lines
+
+
+def test_a_model_that_will_not_load_is_one_clear_line(tmp_path: Any) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + b"\0" * 100)
+    command = Command("up", "--model", str(broken), "--port", "18061", "--agent-port", "18062")
+
+    assert command.ended() == 1
+    line = command.expect("headrace: an agent could not start")
+    assert str(broken) in line
+    assert command.processes() == []

@@ -1,0 +1,64 @@
+"""The command line: what is refused, and how. What it starts is in integration_tests/."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from deploy.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["up", "--port", "many"], "--port"),
+        (["up", "--port", "70000"], "--port"),
+        (["up", "--port", "8062"], "--agent-port"),
+        (["up", "--slots", "0"], "--slots"),
+        (["up", "--agents", "-1"], "--agents"),
+        (["up", "--context", "1"], "--context"),
+        (["up", "--threads", "0"], "--threads"),
+        (["up", "--engine", "steam"], "--engine"),
+        (["up", "--model", "/nowhere.gguf"], "/nowhere.gguf: No such file"),
+        (["up", "--host", "somewhere"], "--host"),
+        (["up", "--host", "0.0.0.0"], "--insecure"),
+        (["up", "--buffer-timeout", "0"], "--buffer-timeout"),
+        (["up", "extra"], "extra"),
+        (["up", "--nope"], "--nope"),
+        (["agent", "--balancer", "localhost"], "--balancer"),
+        (["agent", "--model", str(Path(__file__))], "not a GGUF file"),
+        (["nope"], "nope"),
+    ],
+)
+def test_a_bad_value_gets_one_line_and_status_2(arguments: list[str], named: str) -> None:
+    done = headrace(*arguments)
+
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("headrace: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert named in done.stderr
+
+
+def test_status_without_a_balancer_is_one_line() -> None:
+    done = headrace("status", "--port", "1")
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("headrace: no answer from a balancer at http://127.0.0.1:1")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_help_names_the_commands() -> None:
+    done = headrace("--help")
+
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in ("up", "agent", "status"))
