@@ -173,9 +173,7 @@ def test_stopping_ends_streams_with_a_message_and_leaves_nothing_behind(
             stdout=subprocess.PIPE,
             text=True,
         )
-        for state in up.follow("/api/v1/buffered_requests/stream"):
-            if state["buffered_requests_current"] == 1:
-                break
+        up.until_buffered(1)
 
         status = up.command.stop(number)
         answer, _ = waiting.communicate(timeout=30)

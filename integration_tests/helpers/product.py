@@ -123,20 +123,24 @@ class Up:
                 if line.startswith("data: "):
                     yield json.loads(line.removeprefix("data: "))
 
-    def until(
-        self,
-        condition: Callable[[list[dict[str, Any]]], bool],
-    ) -> list[dict[str, Any]]:
+    def until(self, condition: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
         """Follow the agents until this is true of them; return them."""
         for state in self.follow():
             if condition(state["agents"]):
                 return state["agents"]
         raise AssertionError("the stream ended")
 
+    def until_buffered(self, count: int) -> None:
+        """Wait until this many requests wait for a slot."""
+        for state in self.follow("/api/v1/buffered_requests/stream"):
+            if state["buffered_requests_current"] == count:
+                return
+
 
 @contextlib.contextmanager
-def start_up(*options: str) -> Generator[Up]:
-    port, agent_port = free_port(), free_port()
+def start_up(*options: str, port: int = 0, agent_port: int = 0) -> Generator[Up]:
+    """``headrace up`` with these options, on ports that are free; stopped at the end."""
+    port, agent_port = port or free_port(), agent_port or free_port()
     command = Command("up", "--port", str(port), "--agent-port", str(agent_port), *options)
     try:
         command.expect("Ctrl-C stops it.")
