@@ -275,7 +275,9 @@ class LlamaEngine:
         )
         if not any(penalties):
             return 0
-        return self.context if sampling.penalty_last_n < 0 else sampling.penalty_last_n
+        # llama.cpp allocates as many entries as it is told.
+        longest = self.context
+        return longest if sampling.penalty_last_n < 0 else min(sampling.penalty_last_n, longest)
 
 
 def _load(model_path: str) -> Any:

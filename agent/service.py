@@ -17,7 +17,7 @@ from agent.engine import Engine
 from agent.link import Link
 from agent.loop import DecodeLoop
 from agent.prompt import PreparedRequest, Preparer
-from common.errors import ModelError, RequestError
+from common.errors import ErrorCode, ModelError, RequestError
 from common.ids import AgentId, RequestId
 from common.messages import (
     PROTOCOL,
@@ -92,7 +92,7 @@ class Agent:
             self._link.close()
             await asyncio.wait({link}, timeout=GOOD_BYE_TIMEOUT)
             link.cancel()
-            await asyncio.wait({link})
+            await asyncio.gather(link, return_exceptions=True)
             self._loop.stop()
             if not await asyncio.to_thread(self._loop.join, GOOD_BYE_TIMEOUT):
                 log.warning("the model's thread is still busy; leaving it behind")
@@ -195,6 +195,11 @@ class Agent:
             prepared = future.result()
         except RequestError as error:
             self._tell([Failed(request_id, error.code, error.message)])
+        except Exception:
+            # A fault of ours, but a fault with this one request: the others go on.
+            log.exception("request_id=%s could not be prepared", request_id)
+            message = "the prompt could not be prepared"
+            self._tell([Failed(request_id, ErrorCode.INTERNAL_ERROR, message)])
         else:
             self._loop.submit(prepared)
 

@@ -129,6 +129,7 @@ class Balancer:
         """The agent's link is lost."""
         log.info("agent_id=%s left", agent_id)
         del self._agents[agent_id]
+        # Nobody waited if another slot was free, so what is dispatched now is what was put back.
         before = self._dispatcher.buffered
         effects = self._dispatcher.leave(agent_id, now=self._loop.time())
         self.metrics.requeued.labels("agent_lost").inc(

@@ -106,7 +106,7 @@ class _Session:
             text = message.get("text")
             if text is None:
                 continue  # binary frames have no meaning in this protocol
-            if len(text) > MAX_BODY_BYTES:
+            if len(text) > MAX_BODY_BYTES or len(text.encode()) > MAX_BODY_BYTES:
                 await self._socket.close(MESSAGE_TOO_BIG)
                 raise WebSocketDisconnect(MESSAGE_TOO_BIG)
             try:

@@ -21,6 +21,7 @@ class ErrorCode(enum.StrEnum):
     BUFFER_FULL = "buffer_full"
     BUFFER_TIMEOUT = "buffer_timeout"
     DECODE_FAILED = "decode_failed"
+    INTERNAL_ERROR = "internal_error"
     SHUTTING_DOWN = "shutting_down"
 
 
@@ -36,6 +37,7 @@ STATUS = {
     ErrorCode.BUFFER_FULL: 503,
     ErrorCode.BUFFER_TIMEOUT: 504,
     ErrorCode.DECODE_FAILED: 500,
+    ErrorCode.INTERNAL_ERROR: 500,
     ErrorCode.SHUTTING_DOWN: 503,
 }
 

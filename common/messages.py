@@ -19,7 +19,8 @@ from common.ids import AgentId, RequestId, TokenId
 PROTOCOL = 1
 """Raised when a change to the frames would be misread by the other side."""
 
-MAX_FRAME_BYTES = 16 * 2**20
+MAX_FRAME_BYTES = 64 * 2**20
+"""Numbers in JSON may become twice as long in MessagePack: well above twice the largest body."""
 
 
 def _snake_case(name: str) -> str:

@@ -2,11 +2,15 @@
 
 import asyncio
 import logging
+import os
 
 import ray
 
+from common.errors import HeadraceError
 from deploy.agents import DRAIN_TIMEOUT, make_agent
-from deploy.settings import AgentSettings
+from deploy.settings import LOG_FORMAT, AgentSettings
+
+log = logging.getLogger(__name__)
 
 MOST_RESTARTS = 3
 """A model that kills its process must not be loaded for ever."""
@@ -16,13 +20,19 @@ MOST_RESTARTS = 3
 @ray.remote(num_cpus=0, max_restarts=MOST_RESTARTS, max_task_retries=0)
 class AgentActor:
     def __init__(self, settings: AgentSettings) -> None:
-        logging.basicConfig(level=logging.INFO)
+        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
         loop = asyncio.get_event_loop()
         self._running = loop.create_task(self._run(settings))
 
     async def _run(self, settings: AgentSettings) -> None:
         self._agent = make_agent(settings)
-        await self._agent.run()
+        try:
+            await self._agent.run()
+        except HeadraceError:
+            raise  # `problem` tells; to start again would not help
+        except Exception:
+            log.exception("the agent broke down; Ray starts it anew")
+            os._exit(1)
 
     async def problem(self) -> str | None:
         """Why this agent does not serve, if it has ended; None while it runs."""

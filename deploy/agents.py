@@ -1,12 +1,12 @@
 """An agent from its settings, and an agent that is a process of its own, without Ray."""
 
 import asyncio
-import signal
 from collections.abc import Callable
 
 from agent.echo import EchoEngine
 from agent.engine import Engine
 from agent.service import Agent
+from deploy.machine import stop_signals
 from deploy.settings import AgentSettings, EngineKind
 
 DRAIN_TIMEOUT = 120.0
@@ -42,7 +42,7 @@ async def serve(settings: AgentSettings, say: Callable[[str], None]) -> None:
         draining.append(asyncio.create_task(agent.drain(DRAIN_TIMEOUT)))
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in stop_signals():
         loop.add_signal_handler(number, asked_to_stop)
     await agent.run()
 

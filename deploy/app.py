@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from balancer.app import create_app
 from balancer.balancer import Balancer
 from balancer.link import AgentListener
-from deploy.settings import BalancerSettings
+from deploy.settings import LOG_FORMAT, BalancerSettings
 
 LONGEST_GENERATION = 600.0
 """Seconds that a replica which is being replaced may go on with the streams it has."""
@@ -31,7 +31,7 @@ LONGEST_GENERATION = 600.0
 @serve.ingress()
 class BalancerReplica:
     async def __init__(self, settings: BalancerSettings) -> None:
-        logging.getLogger("balancer").setLevel(logging.INFO)
+        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
         self._balancer = Balancer(
             buffer_capacity=settings.buffer_size, patience=settings.buffer_timeout
         )

@@ -17,11 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from common.errors import HeadraceError, ModelError
-from deploy.machine import client_address, default_threads, usable_cores
+from deploy.machine import address, default_threads, usable_cores
 from deploy.model import check_model, default_model
 from deploy.settings import (
     AGENT_PORT,
     CLIENT_PORT,
+    LOG_FORMAT,
     AgentSettings,
     BalancerSettings,
     EngineKind,
@@ -94,7 +95,7 @@ def up(
     names = [f"agent-{n + 1}" for n in range(agents)]
     settings = [
         _agent_settings(
-            f"ws://127.0.0.1:{agent_port}" if host == "0.0.0.0" else f"ws://{host}:{agent_port}",
+            address("ws", host, agent_port),
             name=name,
             model=model,
             slots=slots,
@@ -153,7 +154,7 @@ def agent(
     )
     from deploy.agents import serve
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     asyncio.run(serve(settings, console.print))
 
 
@@ -165,13 +166,13 @@ def status(
     ] = CLIENT_PORT,
 ) -> None:
     """Show agents, slots and buffer."""
-    address = client_address(host, port)
+    url = address("http", host, port)
     try:
-        with httpx.Client(base_url=address, timeout=5.0, trust_env=False) as client:
+        with httpx.Client(base_url=url, timeout=5.0, trust_env=False) as client:
             agents = client.get("/api/v1/agents").raise_for_status().json()["agents"]
             buffered = client.get("/api/v1/buffered_requests").raise_for_status().json()
     except (httpx.HTTPError, ValueError, KeyError) as error:
-        raise HeadraceError(f"no answer from a balancer at {address}: {error}") from error
+        raise HeadraceError(f"no answer from a balancer at {url}: {error}") from error
     table = Table("agent", "model", "slots", "busy", "state")
     for row in agents:
         table.add_row(

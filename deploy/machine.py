@@ -1,6 +1,7 @@
-"""What this machine offers to a process: cores, ports, and how to reach itself."""
+"""What this machine offers to a process: cores, ports, addresses, signals."""
 
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -34,10 +35,18 @@ def port_is_free(host: str, port: int) -> bool:
     return True
 
 
-def client_address(host: str, port: int) -> str:
-    """An address to dial, for a host to listen on: all interfaces include the loopback one."""
+def address(scheme: str, host: str, port: int) -> str:
+    """Where this machine dials what listens on ``host``; all interfaces include the loopback one."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def stop_signals() -> list[signal.Signals]:
+    """What asks a command to end: Ctrl-C, a manager, a closed terminal (unless under ``nohup``)."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return numbers
 
 
 def _quota(file: Path) -> int | None:

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 CLIENT_PORT = 8061
 AGENT_PORT = 8062
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
 
 class EngineKind(enum.StrEnum):
     LLAMA = "llama"

@@ -10,11 +10,10 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import socket
 import tempfile
 import warnings
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +23,18 @@ import httpx
 from rich.console import Console
 
 from common.errors import HeadraceError
-from deploy.machine import client_address, port_is_free
+from deploy.machine import address, port_is_free, stop_signals
 from deploy.settings import AgentSettings, BalancerSettings
+
+log = logging.getLogger(__name__)
 
 APPLICATION = "headrace"
 
 READY_TIMEOUT = 600.0
 """Seconds that agents may take to load their model."""
 
-STOP_TIMEOUT = 15.0
-"""Seconds for the orderly part of the shutdown; what is left after that is killed."""
+STOP_TIMEOUT = 5.0
+"""Seconds for the last messages to clients."""
 
 POLL_INTERVAL = 0.1
 
@@ -67,7 +68,7 @@ class UpSettings:
     @property
     def address(self) -> str:
         """Where a client on this machine reaches the balancer."""
-        return client_address(self.host, self.port)
+        return address("http", self.host, self.port)
 
 
 def curl_line(address: str) -> str:
@@ -88,7 +89,7 @@ async def up(settings: UpSettings, console: Console) -> None:
             raise StartError(f"port {port} on {settings.host} is in use already")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in stop_signals():
         loop.add_signal_handler(number, _asked_to_stop, stop, console)
     async with AsyncExitStack() as stack:
         starting = asyncio.create_task(_start(settings, stack, console))
@@ -111,18 +112,31 @@ def _asked_to_stop(stop: asyncio.Event, console: Console) -> None:
 
 
 async def _start(settings: UpSettings, stack: AsyncExitStack, console: Console) -> None:
-    with console.status("starting Ray ...") as status:
-        owned = await stack.enter_async_context(_ray())
-        status.update("starting the balancer ...")
-        await stack.enter_async_context(_application(settings, ray_is_ours=owned))
-        status.update("loading the model ...")
-        actors = await stack.enter_async_context(_agents(settings.agents))
-        slots = await _wait_for_slots(settings, actors)
+    console.print("starting Ray ...")
+    owned = await stack.enter_async_context(_ray())
+    console.print("starting the balancer ...")
+    await stack.enter_async_context(_application(settings, ray_is_ours=owned))
+    if settings.agents:
+        console.print("loading the model ...")
+    actors = await stack.enter_async_context(_agents(settings.agents))
+    slots = await _wait_for_slots(settings, actors)
     console.print(_greeting(settings, slots), soft_wrap=True, highlight=False, markup=False)
 
 
+async def _to_the_end(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call on a thread. If cancelled, wait for its end first: what is half started cannot be
+    stopped.
+    """
+    call = asyncio.create_task(asyncio.to_thread(function, *arguments, **options))
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        await asyncio.wait({call})
+        raise
+
+
 def _greeting(settings: UpSettings, slots: int) -> str:
-    balancer = f"ws://{settings.host}:{settings.balancer.agent_port}"
+    balancer = address("ws", settings.host, settings.balancer.agent_port)
     lines = [f"headrace is ready at {settings.address}"]
     if settings.agents:
         lines.append(f"  model   {Path(settings.agents[0].model_path).name}")
@@ -149,9 +163,9 @@ async def _ray() -> AsyncGenerator[bool]:
         "log_to_driver": False,
     }
     folder: str | None = None
-    address = running_ray()
-    if address is not None:
-        options["address"] = address
+    running = running_ray()
+    if running is not None:
+        options["address"] = running
     else:
         if "RAY_AUTH_MODE" not in os.environ:
             os.environ["RAY_AUTH_MODE"] = "token"
@@ -168,10 +182,10 @@ async def _ray() -> AsyncGenerator[bool]:
     warnings.filterwarnings("ignore", module="ray")
     try:
         try:
-            await asyncio.to_thread(ray.init, **options)
+            await _to_the_end(ray.init, **options)
         except (RuntimeError, OSError, ValueError) as error:
             raise StartError(f"Ray did not start: {error}") from error
-        yield address is None
+        yield running is None
     finally:
         await asyncio.to_thread(ray.shutdown)
         if folder is not None:
@@ -208,24 +222,32 @@ async def _application(settings: UpSettings, *, ray_is_ours: bool) -> AsyncGener
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     if await asyncio.to_thread(_serve_runs):
         raise StartError("Ray Serve is in use already on the Ray that runs on this machine")
+    http_options = {"host": settings.host, "port": settings.port}
+    application = build(settings.balancer)
     try:
-        await asyncio.to_thread(
-            serve.start,
-            proxy_location="HeadOnly",
-            http_options={"host": settings.host, "port": settings.port},
-        )
-        await asyncio.to_thread(
-            serve.run, build(settings.balancer), name=APPLICATION, route_prefix="/"
-        )
-        yield
-    finally:
         try:
-            async with asyncio.timeout(STOP_TIMEOUT):
-                await serve.get_app_handle(APPLICATION).shut_down.remote()
-                if not ray_is_ours:  # else Serve ends with Ray, and quicker
-                    await asyncio.to_thread(serve.shutdown)
-        except Exception as error:
-            logging.getLogger(__name__).warning("Serve did not stop in order: %s", error)
+            await _to_the_end(serve.start, proxy_location="HeadOnly", http_options=http_options)
+            handle = await _to_the_end(serve.run, application, name=APPLICATION, route_prefix="/")
+        except (RuntimeError, OSError, ValueError) as error:
+            raise StartError(f"the balancer did not start: {error}") from error
+        try:
+            yield
+        finally:
+            await _tell_clients(handle)
+    finally:
+        if not ray_is_ours:  # else it ends with Ray, and quicker
+            await asyncio.to_thread(serve.shutdown)
+
+
+async def _tell_clients(handle: Any) -> None:
+    """Let the balancer end its streams with a message. If it cannot, they end without one."""
+    from ray.exceptions import RayError
+
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT):
+            await handle.shut_down.remote()
+    except (RayError, RuntimeError, OSError, TimeoutError) as error:
+        log.warning("the balancer did not take leave of its clients: %s", error)
 
 
 def _serve_runs() -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from product import Command, Up, start_up
+from product import Command, Up, free_port, start_up
 
 CONVERSATION = {
     "add_generation_prompt": True,
@@ -184,10 +184,23 @@ def test_stopping_ends_streams_with_a_message_and_leaves_nothing_behind(
         assert "stopping ..." in up.command.lines
 
 
+@pytest.mark.parametrize(
+    "moment", ["starting Ray ...", "starting the balancer ...", "loading the model ..."]
+)
+def test_ctrl_c_while_it_starts_leaves_nothing_behind(moment: str) -> None:
+    ports = ["--port", str(free_port()), "--agent-port", str(free_port())]
+    command = Command("up", *ports)
+    command.expect(moment)
+
+    assert command.stop(signal.SIGINT) == 0
+    assert command.processes() == []
+
+
 def test_a_model_that_will_not_load_is_one_clear_line(tmp_path: Any) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + b"\0" * 100)
-    command = Command("up", "--model", str(broken), "--port", "18061", "--agent-port", "18062")
+    ports = ["--port", str(free_port()), "--agent-port", str(free_port())]
+    command = Command("up", "--model", str(broken), *ports)
 
     assert command.ended() == 1
     line = command.expect("headrace: an agent could not start")

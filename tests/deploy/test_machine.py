@@ -48,4 +48,4 @@ def test_a_port_is_free_until_somebody_listens() -> None:
     ],
 )
 def test_an_address_to_listen_on_becomes_one_to_dial(host: str, address: str) -> None:
-    assert machine.client_address(host, 8061) == address
+    assert machine.address("http", host, 8061) == address
