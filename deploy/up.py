@@ -88,11 +88,9 @@ async def up(settings: UpSettings, console: Console) -> None:
         if not port_is_free(settings.host, port):
             raise StartError(f"port {port} on {settings.host} is in use already")
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in stop_signals():
-        loop.add_signal_handler(number, _asked_to_stop, stop, console)
+    _listen_for_signals(stop, console)
     async with AsyncExitStack() as stack:
-        starting = asyncio.create_task(_start(settings, stack, console))
+        starting = asyncio.create_task(_start(settings, stack, stop, console))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -105,15 +103,23 @@ async def up(settings: UpSettings, console: Console) -> None:
         starting.result()
 
 
-def _asked_to_stop(stop: asyncio.Event, console: Console) -> None:
-    if stop.is_set():
-        console.print("stopping already; it takes a few seconds")
-    stop.set()
+def _listen_for_signals(stop: asyncio.Event, console: Console) -> None:
+    def asked_to_stop() -> None:
+        if stop.is_set():
+            console.print("stopping already; it takes a few seconds")
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in stop_signals():
+        loop.add_signal_handler(number, asked_to_stop)
 
 
-async def _start(settings: UpSettings, stack: AsyncExitStack, console: Console) -> None:
+async def _start(
+    settings: UpSettings, stack: AsyncExitStack, stop: asyncio.Event, console: Console
+) -> None:
     console.print("starting Ray ...")
     owned = await stack.enter_async_context(_ray())
+    _listen_for_signals(stop, console)  # again, for Ray has put a handler of its own before ours
     console.print("starting the balancer ...")
     await stack.enter_async_context(_application(settings, ray_is_ours=owned))
     if settings.agents:

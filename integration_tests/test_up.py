@@ -181,7 +181,9 @@ def test_stopping_ends_streams_with_a_message_and_leaves_nothing_behind(
         assert status == 0
         assert json.loads(answer)["Error"]["error"]["code"] == 503
         assert up.command.processes() == []
-        assert "stopping ..." in up.command.lines
+        assert up.command.lines[up.command.lines.index("Ctrl-C stops it.") + 1 :] == [
+            "stopping ..."
+        ]
 
 
 @pytest.mark.parametrize(
