@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
@@ -70,5 +70,7 @@ def _plain_errors(endpoint: Endpoint) -> Endpoint:
             return await endpoint(request)
         except RequestError as error:
             return PlainTextResponse(f"{error.message}\n", status_code=STATUS[error.code])
+        except ClientDisconnect:
+            return Response(status_code=400)  # it left while it was sending; nobody reads this
 
     return wrapped

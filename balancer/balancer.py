@@ -273,9 +273,7 @@ class Balancer:
         return Gauges(
             self.buffered,
             [
-                AgentGauges(
-                    agent.name or agent.agent_id, agent.status.slots_total, agent.slots_bound
-                )
+                AgentGauges(agent.name, agent.status.slots_total, agent.slots_bound)
                 for agent in self.agents
             ],
         )

@@ -120,7 +120,7 @@ class _Session:
     def _received(self, message: native.Request | native.Stop) -> None:
         """Raises ``MessageError`` if the request cannot be taken on; the others go on."""
         if isinstance(message, native.Stop):
-            if task := self._open.get(message.request_id):
+            if task := self._open.pop(message.request_id, None):
                 task.cancel()
             return
         client_id = message.id
@@ -135,15 +135,16 @@ class _Session:
         task = self._tasks.create_task(self._forward(client_id, self._balancer.submit(generate)))
         self._open[client_id] = task
         # A callback, since a task that is cancelled before its first step never runs its finally.
-        task.add_done_callback(lambda _: self._end(client_id, generate.request_id))
+        task.add_done_callback(lambda task: self._end(client_id, task, generate.request_id))
 
     async def _forward(self, client_id: str, exchange: Exchange) -> None:
         async for told in exchange:
             for message in native.messages(client_id, told.generated_by, told.event):
                 await self._send(message)
 
-    def _end(self, client_id: str, request_id: RequestId) -> None:
-        del self._open[client_id]
+    def _end(self, client_id: str, task: asyncio.Task[None], request_id: RequestId) -> None:
+        if self._open.get(client_id) is task:  # else cancelled, and perhaps used again since
+            del self._open[client_id]
         self._balancer.cancel(request_id)
 
     async def _close_with_balancer(self) -> None:

@@ -18,8 +18,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 
 @dataclass(frozen=True, slots=True)
 class AgentGauges:
-    agent: str
-    """Its name, or its id if it has none."""
+    name: str | None
     slots_total: int
     slots_processing: int
 
@@ -79,6 +78,8 @@ class _Observed(Collector):
         buffered.add_metric([], gauges.buffered)
         yield buffered
         agents = list(gauges.agents)
+        # By name, since ids are new with each process: a name may stand for several agents.
+        names = sorted({agent.name or "unnamed" for agent in agents})
         count = GaugeMetricFamily("headrace_agents", "Agents that are linked")
         count.add_metric([], len(agents))
         yield count
@@ -88,8 +89,9 @@ class _Observed(Collector):
         processing = GaugeMetricFamily(
             "headrace_slots_processing", "Slots that run a request", labels=["agent"]
         )
-        for agent in agents:
-            total.add_metric([agent.agent], agent.slots_total)
-            processing.add_metric([agent.agent], agent.slots_processing)
+        for name in names:
+            named = [agent for agent in agents if (agent.name or "unnamed") == name]
+            total.add_metric([name], sum(agent.slots_total for agent in named))
+            processing.add_metric([name], sum(agent.slots_processing for agent in named))
         yield total
         yield processing

@@ -176,7 +176,7 @@ async def _ray() -> AsyncGenerator[bool]:
         if "RAY_AUTH_MODE" not in os.environ:
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        folder = tempfile.mkdtemp(prefix="headrace-")
+        folder = tempfile.mkdtemp(prefix="headrace-", dir="/tmp")  # sockets want short paths
         options |= {
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,

@@ -201,7 +201,7 @@ async def test_an_agent_that_has_gone_leaves_no_series_behind(
     balancer: Balancer, play: Play, name: str | None
 ) -> None:
     agent = play(name, slots=3)
-    label = name or "id-of-None"
+    label = name or "unnamed"
     assert metric(balancer, f'headrace_slots{{agent="{label}"}}') == 3
 
     agent.leave()

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 
 from balancer.balancer import Balancer
 from balancer.http import MAX_BODY_BYTES
-from common.messages import Conversation, RawPrompt
+from common.messages import Conversation, Generate, RawPrompt
 
 CONVERSATION: dict[str, Any] = {
     "add_generation_prompt": True,
@@ -207,6 +207,23 @@ async def test_a_cancel_right_behind_its_request_is_not_overtaken(
 
     await until(lambda: b'outcome="cancelled"} 1.0' in balancer.metrics.text())
     await until(lambda: balancer.buffered == 1)
+
+
+async def test_an_id_can_be_used_again_right_after_its_cancel(
+    socket: ClientConnection, play: Play
+) -> None:
+    agent = play(slots=2)
+    await ask(socket, "x")
+    first = await agent.asked()
+
+    await socket.send('{"Notification": {"StopRespondingTo": "x"}}')
+    await ask(socket, "x")
+    frames = [await agent.next_frame(), await agent.next_frame()]  # a cancel and a request
+    (again,) = (frame for frame in frames if isinstance(frame, Generate))
+    agent.say_token(first.request_id, "old")
+    agent.say_token(again.request_id, "new")
+
+    assert content(await receive(socket)) == ("x", "new")
 
 
 async def test_a_websocket_that_closes_cancels_all_its_requests(

@@ -22,6 +22,18 @@ def test_every_metric_is_there_from_the_start() -> None:
     assert 'headrace_slots_processing{agent="a"} 1.0' in lines
 
 
+def test_agents_of_one_name_are_one_series() -> None:
+    agents = [AgentGauges("a", 4, 1), AgentGauges("a", 2, 2), AgentGauges(None, 1, 0)]
+
+    lines = Metrics(lambda: Gauges(0, agents)).text().decode().splitlines()
+
+    assert [line for line in lines if line.startswith("headrace_slots{")] == [
+        'headrace_slots{agent="a"} 6.0',
+        'headrace_slots{agent="unnamed"} 1.0',
+    ]
+    assert "headrace_agents 3.0" in lines
+
+
 def test_two_balancers_do_not_share_counts() -> None:
     one, other = (Metrics(lambda: Gauges(0, [])) for _ in range(2))
 
