@@ -74,13 +74,11 @@ class Link:
         self._status_changed = False
         self._closing = False
         self._wake = asyncio.Event()
-        self._linked = False
 
     def send(self, step: Step) -> None:
-        """Send soon, in order. Without a link there is nobody to tell, and the step is dropped."""
-        if self._linked:
-            self._steps.append(step)
-            self._wake.set()
+        """Send soon, in order. What is not sent when the link is lost is dropped."""
+        self._steps.append(step)
+        self._wake.set()
 
     def status_changed(self) -> None:
         """Send the newest status soon; several changes at once become one frame."""
@@ -124,7 +122,6 @@ class Link:
     async def _serve(self, socket: ClientConnection) -> None:
         """Carry frames until the link is closed or lost."""
         self._steps.clear()
-        self._linked = True
         try:
             async with asyncio.TaskGroup() as group:
                 writer = group.create_task(self._write(socket))
@@ -133,7 +130,6 @@ class Link:
         except* ConnectionClosed:
             pass
         finally:
-            self._linked = False
             self._handler.lost()
         log.info("link to %s ended: %s %s", self._url, socket.close_code, socket.close_reason)
         if socket.close_code == REFUSED:

@@ -17,7 +17,6 @@ COVERED_BY = {
     "balancer/buffer.py": "balancer/dispatcher.py",
     "balancer/pool.py": "balancer/dispatcher.py",
     "balancer/policy.py": "balancer/dispatcher.py",
-    "balancer/http.py": "balancer/inference.py",
     "balancer/app.py": "balancer/inference.py",
 }
 

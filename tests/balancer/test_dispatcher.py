@@ -130,6 +130,17 @@ def test_a_refused_request_goes_to_another_agent_at_once(dispatcher: Dispatcher)
     assert dispatcher.refuse(R1) == [Dispatch(R1, B)]
 
 
+def test_an_agent_that_refused_is_asked_again_once_it_has_finished_something(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=2)
+    dispatcher.submit(R1, now=0)
+    dispatcher.submit(R2, now=0)
+    dispatcher.refuse(R2)
+
+    assert dispatcher.finish(R1) == [Dispatch(R2, A)]
+
+
 def test_a_draining_agent_gets_nothing_new(dispatcher: Dispatcher) -> None:
     join(dispatcher, A, slots=2)
     dispatcher.submit(R1, now=0)

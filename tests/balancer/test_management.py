@@ -97,12 +97,15 @@ async def test_the_agents_stream_follows_every_change(
 
 
 async def test_the_buffer_is_shown_once_and_as_a_stream(
-    client: httpx.AsyncClient, balancer: Balancer
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
 ) -> None:
     async with client.stream("GET", "/api/v1/buffered_requests/stream") as response:
         lines = response.aiter_lines()
         assert await next_state(lines) == {"buffered_requests_current": 0}
 
+        for _ in range(3):  # agents come and go, which is no news here
+            play(slots=0).leave()
+            await asyncio.sleep(0)
         ask(balancer, "r1")
         assert await next_state(lines) == {"buffered_requests_current": 1}
 
