@@ -25,8 +25,8 @@ async def read_body(request: Request) -> bytes:
 
 
 class ClosingStream(StreamingResponse):
-    """Runs the generator's ``finally`` as soon as the client has gone, also when it was never
-    begun to be read; Starlette leaves that to the garbage collector.
+    """Closes its generator as soon as the client has gone, so that its ``finally`` runs then;
+    Starlette leaves that to the garbage collector.
     """
 
     def __init__(

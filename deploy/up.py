@@ -178,6 +178,7 @@ async def _ray() -> AsyncGenerator[bool]:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         folder = tempfile.mkdtemp(prefix="headrace-", dir="/tmp")  # sockets want short paths
         options |= {
+            "address": "local",
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
             "_node_ip_address": "127.0.0.1",
@@ -190,7 +191,7 @@ async def _ray() -> AsyncGenerator[bool]:
         try:
             await _to_the_end(ray.init, **options)
         except (RuntimeError, OSError, ValueError) as error:
-            raise StartError(f"Ray did not start: {error}") from error
+            raise StartError(f"no Ray: {' '.join(str(error).split())}") from error
         yield running is None
     finally:
         await asyncio.to_thread(ray.shutdown)
@@ -199,24 +200,33 @@ async def _ray() -> AsyncGenerator[bool]:
 
 
 def running_ray() -> str | None:
-    """The address of the Ray that ``ray start`` has started on this machine, if it answers.
+    """The address of the Ray to use: what ``RAY_ADDRESS`` says, or the one that ``ray start`` has
+    started on this machine, if it answers. None: start one of our own. Raises ``StartError``.
 
     Found as ``ray.init()`` finds it, but before Ray is imported: what it reads from its
     environment then (the token) differs between that Ray and one of our own.
     """
-    address = os.environ.get("RAY_ADDRESS", "")
-    if not address:
-        folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
-        try:
-            address = (folder / "ray" / "ray_current_cluster").read_text().strip()
-        except OSError:
-            return None
+    told = os.environ.get("RAY_ADDRESS")
+    if told:
+        if told != "local" and not _answers(told):
+            raise StartError(f"RAY_ADDRESS is {told}, and no Ray answers there")
+        return None if told == "local" else told
+    folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
+    try:
+        address = (folder / "ray" / "ray_current_cluster").read_text().strip()
+    except OSError:
+        return None
+    return address if _answers(address) else None
+
+
+def _answers(address: str) -> bool:
+    """``HOST:PORT``. Asked first, because Ray tries for many minutes."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=1.0).close()
+        socket.create_connection((host, int(port)), timeout=2.0).close()
     except (OSError, ValueError):
-        return None
-    return address
+        return False
+    return True
 
 
 @asynccontextmanager

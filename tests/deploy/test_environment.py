@@ -110,7 +110,7 @@ def run(script: str, *arguments: str, **environ: str) -> subprocess.CompletedPro
     return subprocess.run(
         [f"{ROOT}/deploy/{script}", *arguments],
         cwd="/",
-        env={**os.environ, **environ},
+        env={**os.environ, "PYTHON": "", **environ},
         capture_output=True,
         text=True,
         check=False,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.up import curl_line, running_ray
+from deploy.up import StartError, curl_line, running_ray
 
 
 def test_the_curl_line_can_be_pasted() -> None:
@@ -47,5 +47,9 @@ def test_the_environment_may_name_another_ray(
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
-
         assert running_ray() == address
+
+    with pytest.raises(StartError, match=address):
+        running_ray()
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert running_ray() is None
