@@ -158,8 +158,9 @@ def _greeting(settings: UpSettings, slots: int) -> str:
 async def _ray() -> AsyncGenerator[bool]:
     """The Ray that runs on this machine, or else (True) one of our own for as long as we need it.
 
-    Ours keeps its files in a folder of its own, listens on the loopback interface and asks for a
-    token that only our processes know: whoever can talk to Ray can run any code.
+    Whoever can talk to Ray can run any code. So ours asks for a token that only our processes
+    know, and listens on the loopback interface (but for two ports with metrics, and Serve's between
+    replicas, which asks for the token too). Its files are in a folder of its own.
     """
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -176,12 +177,13 @@ async def _ray() -> AsyncGenerator[bool]:
         if "RAY_AUTH_MODE" not in os.environ:
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # Read by Ray on every system, whatever its name says: the address of this node is loopback.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         folder = tempfile.mkdtemp(prefix="headrace-", dir="/tmp")  # sockets want short paths
         options |= {
             "address": "local",
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
-            "_node_ip_address": "127.0.0.1",
             "_temp_dir": folder,
         }
     import ray  # reads the environment when it is imported
