@@ -17,13 +17,20 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from websockets.frames import CloseCode
 
 from common.errors import HeadraceError
-from common.messages import MAX_FRAME_BYTES, Join, Status, Step, ToAgent, decode_to_agent, encode
+from common.messages import (
+    MAX_FRAME_BYTES,
+    PING_INTERVAL,
+    PING_TIMEOUT,
+    REFUSED,
+    Join,
+    Status,
+    Step,
+    ToAgent,
+    decode_to_agent,
+    encode,
+)
 
 log = logging.getLogger(__name__)
-
-PING_INTERVAL = 2.0
-PING_TIMEOUT = 5.0
-"""Seconds without an answer after which the other side is given up."""
 
 OPEN_TIMEOUT = 5.0
 FIRST_DELAY = 0.1
@@ -31,9 +38,6 @@ LONGEST_DELAY = 3.0
 
 MAX_OUTBOX = 4096
 """Frames that may wait for a slow link before it is given up."""
-
-REFUSED = 4000
-"""The close code with which a balancer says that dialling again is useless."""
 
 
 class LinkRefusedError(HeadraceError):

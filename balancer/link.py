@@ -16,7 +16,10 @@ from balancer.balancer import Balancer
 from common.ids import AgentId
 from common.messages import (
     MAX_FRAME_BYTES,
+    PING_INTERVAL,
+    PING_TIMEOUT,
     PROTOCOL,
+    REFUSED,
     Join,
     Status,
     Step,
@@ -27,16 +30,11 @@ from common.messages import (
 
 log = logging.getLogger(__name__)
 
-PING_INTERVAL = 2.0
-PING_TIMEOUT = 5.0
 JOIN_TIMEOUT = 5.0
 """Seconds that a new link may take to say who it is."""
 
 MOST_WAITING = 4096
 """Frames that may wait for a slow link before it is given up."""
-
-REFUSED = 4000
-"""Close code: dialling again is useless."""
 
 
 class AgentListener:

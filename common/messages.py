@@ -19,6 +19,13 @@ from common.ids import AgentId, RequestId, TokenId
 PROTOCOL = 1
 """Raised when a change to the frames would be misread by the other side."""
 
+REFUSED = 4000
+"""The close code with which a balancer says that dialling again is useless."""
+
+PING_INTERVAL = 2.0
+PING_TIMEOUT = 5.0
+"""Seconds without an answer after which either side gives the link up."""
+
 MAX_FRAME_BYTES = 64 * 2**20
 """Numbers in JSON may become twice as long in MessagePack: well above twice the largest body."""
 

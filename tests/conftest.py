@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
+import httpx
 import pytest
 import uvicorn
 from played import Play, PlayedAgent, Until
@@ -41,6 +42,14 @@ async def address(balancer: Balancer) -> AsyncGenerator[str]:
     balancer.close()
     server.should_exit = True
     await task
+
+
+@pytest.fixture
+async def client(address: str) -> AsyncGenerator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(
+        base_url=f"http://{address}", trust_env=False, timeout=10
+    ) as client:
+        yield client
 
 
 @pytest.fixture

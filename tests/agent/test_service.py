@@ -8,12 +8,13 @@ from engines import HeldEngine
 from websockets.asyncio.server import Server, ServerConnection, serve
 
 from agent.engine import Engine
-from agent.link import REFUSED, LinkRefusedError
+from agent.link import LinkRefusedError
 from agent.service import Agent
 from common.errors import ErrorCode, ModelError
 from common.ids import RequestId
 from common.messages import (
     PROTOCOL,
+    REFUSED,
     Busy,
     Cancel,
     Event,

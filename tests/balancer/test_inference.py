@@ -26,14 +26,6 @@ ROUTE = "/api/v1/continue_from_raw_prompt"
 
 
 @pytest.fixture
-async def client(address: str) -> AsyncGenerator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(
-        base_url=f"http://{address}", trust_env=False, timeout=10
-    ) as client:
-        yield client
-
-
-@pytest.fixture
 async def socket(address: str) -> AsyncGenerator[ClientConnection]:
     async with connect(f"ws://{address}/api/v1/inference_socket", proxy=None) as socket:
         yield socket

@@ -9,10 +9,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from balancer.balancer import Balancer
-from balancer.link import REFUSED, AgentListener
+from balancer.link import AgentListener
 from common.ids import AgentId, RequestId
 from common.messages import (
     PROTOCOL,
+    REFUSED,
     Cancel,
     Finished,
     FinishReason,

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -14,14 +14,6 @@ from balancer.balancer import Balancer
 from balancer.desired_state import BalancerDesiredState
 from common.ids import RequestId
 from common.messages import Generate, RawPrompt, Sampling
-
-
-@pytest.fixture
-async def client(address: str) -> AsyncGenerator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(
-        base_url=f"http://{address}", trust_env=False, timeout=10
-    ) as client:
-        yield client
 
 
 def ask(balancer: Balancer, request_id: str) -> None:
