@@ -36,7 +36,7 @@ class Command:
         name, _, value = self.mark.partition("=")
         self.process = subprocess.Popen(
             [HEADRACE, *arguments],
-            env={**os.environ, name: value},
+            env={**os.environ, "RAY_ADDRESS": "local", name: value},  # a Ray of its own
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
