@@ -23,11 +23,10 @@ from common.messages import (
     Event,
     Failed,
     Finished,
-    Generate,
     Join,
     Status,
-    ToAgent,
     TokenGenerated,
+    encode,
 )
 
 log = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ class LinkedAgent:
     agent_id: AgentId
     name: str | None
     status: Status
-    send: Callable[[ToAgent], None]
+    send: Callable[[bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,8 @@ class AgentView:
 
 @dataclass(slots=True)
 class _Request:
-    generate: Generate
+    frame: bytes
+    """Its ``Generate``, as it travels."""
     exchange: Exchange
     arrived: float
     dispatched: float | None = None
@@ -79,12 +79,13 @@ class Balancer:
 
     # What clients do
 
-    def submit(self, generate: Generate) -> Exchange:
-        """Take the request on. Read the exchange to its end, or ``cancel``."""
-        request_id = generate.request_id
-        exchange = Exchange(request_id)
+    def submit(self, request_id: RequestId, frame: bytes) -> Exchange:
+        """Take the request on; ``frame`` is its encoded ``Generate``. Read the exchange to its
+        end, or ``cancel``.
+        """
+        exchange = Exchange()
         now = self._loop.time()
-        self._requests[request_id] = _Request(generate, exchange, arrived=now)
+        self._requests[request_id] = _Request(frame, exchange, arrived=now)
         if self.closed.is_set():
             self._refuse_because_closed(request_id)
         else:
@@ -100,8 +101,8 @@ class Balancer:
 
     # What agents do
 
-    def join(self, frame: Join, send: Callable[[ToAgent], None]) -> None:
-        """A link has been made. ``send`` hands a frame to it and never waits.
+    def join(self, frame: Join, send: Callable[[bytes], None]) -> None:
+        """A link has been made. ``send`` hands an encoded frame to it and never waits.
 
         An agent that is here already has a new link before we noticed the loss of the old one.
         """
@@ -234,9 +235,9 @@ class Balancer:
                         request.dispatched = self._loop.time()
                         self.metrics.wait.observe(request.dispatched - request.arrived)
                     log.info("request_id=%s agent_id=%s dispatched", request_id, agent_id)
-                    self._agents[agent_id].send(request.generate)
+                    self._agents[agent_id].send(request.frame)
                 case Abandon(request_id, agent_id):
-                    self._agents[agent_id].send(Cancel(request_id))
+                    self._agents[agent_id].send(encode(Cancel(request_id)))
                 case Reject(request_id, reason):
                     self._end(self._requests.pop(request_id), None, self._rejected(effect, reason))
                 case _:

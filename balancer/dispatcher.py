@@ -115,11 +115,16 @@ class Dispatcher:
         return self._drain()
 
     def refuse(self, request_id: RequestId) -> list[Effect]:
-        """The agent was busy: back to the head of the buffer, with the deadline it had."""
+        """The agent was busy: back to the head of the buffer, with the deadline it had.
+
+        An agent that refuses what it had begun contradicts itself: that request is rejected.
+        """
         binding = self._bound.pop(request_id, None)
         if binding is None:
             return []
         self._pool.refuse(binding.agent_id, request_id)
+        if binding.started and not binding.abandoned:
+            return [Reject(request_id, Rejection.AGENT_LOST), *self._drain()]
         if not binding.abandoned:
             self._put_back(request_id, binding, deadline=binding.deadline)
         return self._drain()

@@ -8,7 +8,6 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from common.ids import RequestId
 from common.messages import Event, TokenGenerated
 
 MOST_WAITING = 1024
@@ -30,8 +29,7 @@ class Told:
 class Exchange:
     """The events of one request, from the balancer to its client, ending with the last one."""
 
-    def __init__(self, request_id: RequestId) -> None:
-        self.request_id = request_id
+    def __init__(self) -> None:
         self._waiting: deque[Told] = deque()
         self._arrived = asyncio.Event()
         self._over = False

@@ -21,7 +21,6 @@ from balancer.exchange import Exchange
 from balancer.http import MAX_BODY_BYTES, ClosingStream, read_body
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
-from common.messages import Generate
 
 log = logging.getLogger(__name__)
 
@@ -56,26 +55,29 @@ class Inference:
 
     async def _generate(self, request: Request, model: type[native.GenerationParams]) -> Response:
         params = native.parse(model, await read_body(request))
+        request_id, frame = _new_request(self._balancer, params)
         return ClosingStream(
-            self._lines(frame(self._balancer, params)),
+            self._lines(request_id, frame),
             media_type="application/json",
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
 
-    async def _lines(self, generate: Generate) -> AsyncGenerator[bytes, None]:
-        request_id = generate.request_id
+    async def _lines(self, request_id: RequestId, frame: bytes) -> AsyncGenerator[bytes, None]:
         try:
-            async for told in self._balancer.submit(generate):
+            async for told in self._balancer.submit(request_id, frame):
                 for message in native.messages(request_id, told.generated_by, told.event):
                     yield msgspec.json.encode(message) + b"\n"
         finally:
             self._balancer.cancel(request_id)
 
 
-def frame(balancer: Balancer, params: native.GenerationParams) -> Generate:
-    """A new request with an id of our own. Raises ``RequestError`` for what is not supported."""
+def _new_request(balancer: Balancer, params: native.GenerationParams) -> tuple[RequestId, bytes]:
+    """A new id of our own, and the frame for an agent. Raises ``RequestError`` for what is not
+    supported or cannot be carried.
+    """
     request_id = RequestId(uuid.uuid4().hex)
-    return native.generate(params, request_id, balancer.desired_state.inference_parameters.sampling)
+    sampling = balancer.desired_state.inference_parameters.sampling
+    return request_id, native.encode_request(native.generate(params, request_id, sampling))
 
 
 class _Session:
@@ -85,7 +87,8 @@ class _Session:
         self._balancer = balancer
         self._socket = socket
         self._open: dict[str, asyncio.Task[None]] = {}
-        self._outbox: asyncio.Queue[str] = asyncio.Queue(MOST_UNSENT)
+        self._outbox: asyncio.Queue[str | int] = asyncio.Queue(MOST_UNSENT)
+        """Messages, and at the end perhaps a close code."""
 
     async def run(self) -> None:
         """Serve until the client has gone; then all its requests are cancelled."""
@@ -107,8 +110,8 @@ class _Session:
             if text is None:
                 continue  # binary frames have no meaning in this protocol
             if len(text) > MAX_BODY_BYTES or len(text.encode()) > MAX_BODY_BYTES:
-                await self._socket.close(MESSAGE_TOO_BIG)
-                raise WebSocketDisconnect(MESSAGE_TOO_BIG)
+                await self._outbox.put(MESSAGE_TOO_BIG)
+                return
             try:
                 self._received(native.parse_message(text))
             except native.MessageError as error:
@@ -129,13 +132,14 @@ class _Session:
         if len(self._open) >= MOST_OPEN:
             raise native.MessageError(client_id, f"more than {MOST_OPEN} open requests")
         try:
-            generate = frame(self._balancer, message.request.params)
+            request_id, frame = _new_request(self._balancer, message.request.params)
         except RequestError as error:
             raise native.MessageError(client_id, error.message, error.code) from error
-        task = self._tasks.create_task(self._forward(client_id, self._balancer.submit(generate)))
+        exchange = self._balancer.submit(request_id, frame)
+        task = self._tasks.create_task(self._forward(client_id, exchange))
         self._open[client_id] = task
         # A callback, since a task that is cancelled before its first step never runs its finally.
-        task.add_done_callback(lambda task: self._end(client_id, task, generate.request_id))
+        task.add_done_callback(lambda task: self._end(client_id, task, request_id))
 
     async def _forward(self, client_id: str, exchange: Exchange) -> None:
         async for told in exchange:
@@ -153,13 +157,17 @@ class _Session:
             async with asyncio.timeout(GOOD_BYE_TIMEOUT):
                 await asyncio.gather(*self._open.values(), return_exceptions=True)
                 await self._outbox.join()
-        await self._socket.close(GOING_AWAY, "the balancer is shutting down")
-        raise WebSocketDisconnect(GOING_AWAY)
+        await self._outbox.put(GOING_AWAY)
 
     async def _send(self, message: native.Message) -> None:
         await self._outbox.put(msgspec.json.encode(message).decode())
 
     async def _write(self) -> None:
+        """Send what there is to send. It alone sends, so it closes too, and then ends the session."""
         while True:
-            await self._socket.send_text(await self._outbox.get())
+            item = await self._outbox.get()
+            if isinstance(item, int):
+                await self._socket.close(item)
+                raise WebSocketDisconnect(item)
+            await self._socket.send_text(item)
             self._outbox.task_done()

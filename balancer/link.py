@@ -23,9 +23,7 @@ from common.messages import (
     Join,
     Status,
     Step,
-    ToAgent,
     decode_to_balancer,
-    encode,
 )
 
 log = logging.getLogger(__name__)
@@ -49,6 +47,7 @@ class AgentListener:
             self._serve,
             host,
             port,
+            origins=[None],  # agents are no web pages
             compression=None,
             max_size=MAX_FRAME_BYTES,
             open_timeout=JOIN_TIMEOUT,
@@ -75,13 +74,16 @@ class AgentListener:
     async def _serve_frames(self, socket: ServerConnection) -> None:
         async with asyncio.timeout(JOIN_TIMEOUT):
             join = decode_to_balancer(await socket.recv())
-        if not isinstance(join, Join) or join.protocol != PROTOCOL:
+        if not isinstance(join, Join):
+            await socket.close(CloseCode.PROTOCOL_ERROR, "a link begins with a Join")
+            return
+        if join.protocol != PROTOCOL:
             await socket.close(REFUSED, f"this balancer speaks protocol {PROTOCOL}")
             return
         agent_id = join.agent_id
-        outbox: asyncio.Queue[ToAgent] = asyncio.Queue(MOST_WAITING)
+        outbox: asyncio.Queue[bytes] = asyncio.Queue(MOST_WAITING)
 
-        def send(frame: ToAgent) -> None:
+        def send(frame: bytes) -> None:
             try:
                 outbox.put_nowait(frame)
             except asyncio.QueueFull:
@@ -119,6 +121,6 @@ class AgentListener:
                     return
 
 
-async def _write(socket: ServerConnection, outbox: asyncio.Queue[ToAgent]) -> None:
+async def _write(socket: ServerConnection, outbox: asyncio.Queue[bytes]) -> None:
     while True:
-        await socket.send(encode(await outbox.get()))
+        await socket.send(await outbox.get())

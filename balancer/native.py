@@ -14,6 +14,7 @@ from balancer.desired_state import Int, Strict
 from common.errors import STATUS, ErrorCode, RequestError
 from common.ids import RequestId
 from common.messages import (
+    MAX_FRAME_BYTES,
     Busy,
     ChatMessage,
     Conversation,
@@ -26,6 +27,7 @@ from common.messages import (
     RawPrompt,
     Sampling,
     TokenGenerated,
+    encode,
 )
 
 # What clients send
@@ -117,9 +119,11 @@ StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 class GenerationParams(Strict):
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
     grammar: dict[str, Any] | None = None
-    sampling: SamplingOptions = SamplingOptions()
+    sampling: SamplingOptions | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
-    stop: Annotated[tuple[StopText, ...], BeforeValidator(_one_or_many), Field(max_length=16)] = ()
+    stop: Annotated[
+        Annotated[tuple[StopText, ...], Field(max_length=16)] | None, BeforeValidator(_one_or_many)
+    ] = None
 
     @abstractmethod
     def prompt(self) -> Prompt:
@@ -158,14 +162,29 @@ def generate(params: GenerationParams, request_id: RequestId, sampling: Sampling
     """
     if params.grammar is not None:
         raise RequestError(ErrorCode.NOT_SUPPORTED, "grammar is not supported yet")
-    said = params.sampling.model_dump(exclude_none=True)
+    said = {} if params.sampling is None else params.sampling.model_dump(exclude_none=True)
     return Generate(
         request_id=request_id,
         prompt=params.prompt(),
         max_tokens=params.max_tokens,
         sampling=replace(sampling, **said, seed=params.seed),
-        stop=params.stop,
+        stop=params.stop or (),
     )
+
+
+def encode_request(frame: Generate) -> bytes:
+    """As it travels to an agent. Done before anything else, so that content which no frame can
+    carry is its sender's error and never a link's. Raises ``RequestError``.
+    """
+    try:
+        data = encode(frame)
+    except (OverflowError, TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            ErrorCode.INVALID_REQUEST, f"Invalid request parameters: {error}"
+        ) from error
+    if len(data) > MAX_FRAME_BYTES:
+        raise RequestError(ErrorCode.BODY_TOO_LARGE, "the request is too large for an agent")
+    return data
 
 
 class InferenceRequest(Strict):

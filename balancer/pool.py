@@ -30,9 +30,6 @@ class AgentPool:
     def __init__(self) -> None:
         self._agents: dict[AgentId, Agent] = {}
 
-    def __contains__(self, agent_id: AgentId) -> bool:
-        return agent_id in self._agents
-
     def join(self, agent_id: AgentId) -> None:
         assert agent_id not in self._agents
         self._agents[agent_id] = Agent(agent_id, slots=0)

@@ -9,7 +9,7 @@ number of ``TokenGenerated``, unless the link is lost first.
 """
 
 import enum
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -101,12 +101,16 @@ class FinishReason(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+ShortText: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Counted in tokens."""
 
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    content_tokens: int = 0
+    prompt_tokens: Count = 0
+    cached_prompt_tokens: Count = 0
+    content_tokens: Count = 0
 
 
 class TokenGenerated(Frame, frozen=True):
@@ -150,10 +154,10 @@ class Status(Frame, frozen=True, kw_only=True):
     """What an agent is and does. Sent on change; one with an older ``version`` is ignored."""
 
     version: int
-    slots_desired: int
-    slots_total: int
+    slots_desired: Count
+    slots_total: Count
     """0 until the model is loaded."""
-    slots_processing: int
+    slots_processing: Count
     draining: bool = False
     """No new requests, please; those that run will be finished."""
     model_path: str | None = None
@@ -164,8 +168,8 @@ class Join(Frame, frozen=True, kw_only=True):
     """The first frame of a link."""
 
     protocol: int
-    agent_id: AgentId
-    name: str | None
+    agent_id: Annotated[AgentId, msgspec.Meta(min_length=1, max_length=128)]
+    name: ShortText | None
     status: Status
 
 

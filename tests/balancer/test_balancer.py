@@ -3,19 +3,15 @@
 import asyncio
 
 import pytest
-from played import Play, metric
+from played import Play, ask, metric
 
 from balancer.balancer import Balancer
 from balancer.exchange import MOST_WAITING, Exchange
 from common.errors import ErrorCode
 from common.ids import RequestId
-from common.messages import Busy, Event, Failed, Finished, FinishReason, Generate, RawPrompt, Usage
+from common.messages import Busy, Event, Failed, Finished, FinishReason, Usage
 
 R1, R2, R3 = (RequestId(f"r{n}") for n in (1, 2, 3))
-
-
-def ask(balancer: Balancer, request_id: RequestId) -> Exchange:
-    return balancer.submit(Generate(request_id=request_id, prompt=RawPrompt("Hi"), max_tokens=5))
 
 
 async def outcome(exchange: Exchange) -> Event:

@@ -141,6 +141,15 @@ def test_an_agent_that_refused_is_asked_again_once_it_has_finished_something(
     assert dispatcher.finish(R1) == [Dispatch(R2, A)]
 
 
+def test_a_refusal_after_the_first_token_is_not_answered_twice(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=1)
+    join(dispatcher, B, slots=1)
+    dispatcher.submit(R1, now=0)
+    dispatcher.start(R1)
+
+    assert dispatcher.refuse(R1) == [Reject(R1, Rejection.AGENT_LOST)]
+
+
 def test_a_draining_agent_gets_nothing_new(dispatcher: Dispatcher) -> None:
     join(dispatcher, A, slots=2)
     dispatcher.submit(R1, now=0)
@@ -248,6 +257,7 @@ class Histories(RuleBasedStateMachine):
             match effect:
                 case Dispatch(_, agent_id):
                     assert self.waiting[0] == request_id, "overtaken in the buffer"
+                    assert request_id not in self.started, "answered twice"
                     self.waiting.pop(0)
                     self.running[request_id] = agent_id
                 case Reject():
@@ -325,13 +335,16 @@ class Histories(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def refuse(self, data: st.DataObject) -> None:
-        if request_id := self.pick(data, self.running.keys() - self.started):
-            self.refused.add(self.running.pop(request_id))
+        if request_id := self.pick(data, self.running):
+            effects = self.dispatcher.refuse(request_id)
+            self.refused.add(self.running[request_id])
             if request_id in self.abandoned:
                 self.abandoned.remove(request_id)
-            else:
+                del self.running[request_id]
+            elif request_id not in self.started:
                 self.waiting.insert(0, request_id)
-            self.observe(self.dispatcher.refuse(request_id))
+                del self.running[request_id]
+            self.observe(effects)
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:

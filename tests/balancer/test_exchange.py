@@ -13,7 +13,7 @@ def token(text: str) -> Told:
 
 
 async def test_events_come_in_order_and_stop_after_the_last() -> None:
-    exchange = Exchange(R)
+    exchange = Exchange()
     for told in (token("a"), token("b"), LAST):
         exchange.put(told)
 
@@ -21,7 +21,7 @@ async def test_events_come_in_order_and_stop_after_the_last() -> None:
 
 
 async def test_a_reader_waits_for_what_is_not_there_yet() -> None:
-    exchange = Exchange(R)
+    exchange = Exchange()
     reader = asyncio.create_task(anext(exchange))
     await asyncio.sleep(0)
     assert not reader.done()
@@ -32,7 +32,7 @@ async def test_a_reader_waits_for_what_is_not_there_yet() -> None:
 
 
 async def test_says_when_it_is_full_but_has_room_for_the_last_event() -> None:
-    exchange = Exchange(R)
+    exchange = Exchange()
     for _ in range(MOST_WAITING):
         assert not exchange.is_full
         exchange.put(token("a"))

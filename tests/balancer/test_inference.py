@@ -148,6 +148,29 @@ async def test_a_bad_body_gets_a_status_and_a_reason(
     assert len(response.text.splitlines()) == 1
 
 
+async def test_a_number_that_no_frame_can_carry_is_its_senders_error(
+    client: httpx.AsyncClient, play: Play
+) -> None:
+    """It once cut the link, and with it every other stream of that agent."""
+    agent = play(slots=2)
+    function = {
+        "name": "f",
+        "description": "",
+        "parameters": {"type": "object", "properties": {"a": {"maximum": 10**30}}},
+    }
+    hostile = {**CONVERSATION, "tools": [{"type": "function", "function": function}]}
+    async with client.stream("POST", ROUTE, json=RAW) as response:
+        asked = await agent.asked()
+
+        refused = await client.post("/api/v1/continue_from_conversation_history", json=hostile)
+        agent.finish(asked.request_id)
+        lines = [line async for line in response.aiter_lines()]
+
+    assert refused.status_code == 400
+    assert "Done" in lines[-1]
+    assert agent.frames.empty()
+
+
 async def test_embeddings_are_refused_by_name(client: httpx.AsyncClient) -> None:
     response = await client.post("/api/v1/generate_embedding_batch", json={})
 

@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
+import msgspec
 import pytest
-from played import Until
+from played import Until, ask
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Origin
 
 from balancer.balancer import Balancer
 from balancer.link import AgentListener
@@ -64,14 +66,14 @@ async def test_an_agent_joins_works_and_leaves(balancer: Balancer, url: str, unt
     socket = await dial(url, join())
     await until(lambda: len(balancer.agents) == 1)
 
-    exchange = balancer.submit(Generate(request_id=R, prompt=RawPrompt("Hi"), max_tokens=1))
+    exchange = ask(balancer, R)
     asked = decode_to_agent(await socket.recv())
     finished = Finished(R, FinishReason.STOP, Usage(1, 0, 1))
     await socket.send(encode(Step((finished,))))
     told = [told.event async for told in exchange]
     await socket.close()
 
-    assert asked == Generate(request_id=R, prompt=RawPrompt("Hi"), max_tokens=1)
+    assert asked == Generate(request_id=R, prompt=RawPrompt("Hi"), max_tokens=5)
     assert told == [finished]
     await until(lambda: balancer.agents == [])
 
@@ -97,7 +99,7 @@ async def test_a_new_link_of_the_same_agent_replaces_the_old_one(
 ) -> None:
     old = await dial(url, join())
     await until(lambda: len(balancer.agents) == 1)
-    balancer.submit(Generate(request_id=R, prompt=RawPrompt("Hi"), max_tokens=1))
+    ask(balancer, R)
 
     new = await dial(url, join())
     async with asyncio.timeout(10):
@@ -128,6 +130,36 @@ async def test_an_unreadable_first_frame_ends_the_link(
     assert balancer.agents == []
 
 
+async def test_a_first_frame_of_another_kind_ends_the_link(url: str) -> None:
+    socket = await dial(url, status())
+
+    assert await closed(socket) == 1002
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {"slots_total": -1},
+        {"slots_total": 2**62},
+        {"slots_processing": "many"},
+    ],
+)
+async def test_impossible_numbers_end_the_link(
+    balancer: Balancer, url: str, frame: dict[str, object]
+) -> None:
+    data = {**msgspec.to_builtins(status()), **frame}
+    socket = await dial(url, None)
+    await socket.send(msgspec.msgpack.encode({**msgspec.to_builtins(join()), "status": data}))
+
+    assert await closed(socket) == 1003
+    assert balancer.agents == []
+
+
+async def test_web_pages_cannot_join(url: str) -> None:
+    with pytest.raises(InvalidStatus):
+        await connect(url, proxy=None, origin=Origin("http://evil.example"))
+
+
 async def test_an_unreadable_later_frame_loses_only_that_agent(
     balancer: Balancer, url: str, until: Until
 ) -> None:
@@ -143,7 +175,7 @@ async def test_an_unreadable_later_frame_loses_only_that_agent(
 async def test_a_cancel_reaches_the_agent(balancer: Balancer, url: str, until: Until) -> None:
     async with await dial(url, join()) as socket:
         await until(lambda: len(balancer.agents) == 1)
-        balancer.submit(Generate(request_id=R, prompt=RawPrompt("Hi"), max_tokens=1))
+        ask(balancer, R)
         await socket.recv()
 
         balancer.cancel(R)

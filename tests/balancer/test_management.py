@@ -7,19 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
-from played import Play
+from played import Play, ask
 
 from balancer import management
 from balancer.balancer import Balancer
 from balancer.desired_state import BalancerDesiredState
 from common.ids import RequestId
-from common.messages import Generate, RawPrompt, Sampling
-
-
-def ask(balancer: Balancer, request_id: str) -> None:
-    balancer.submit(
-        Generate(request_id=RequestId(request_id), prompt=RawPrompt("Hi"), max_tokens=5)
-    )
+from common.messages import Sampling
 
 
 async def next_state(lines: AsyncIterator[str]) -> dict[str, Any]:
@@ -34,7 +28,7 @@ async def test_an_agent_is_shown_in_the_published_form(
     client: httpx.AsyncClient, balancer: Balancer, play: Play
 ) -> None:
     play("one", slots=4)
-    ask(balancer, "r1")
+    ask(balancer, RequestId("r1"))
 
     agents = (await client.get("/api/v1/agents")).json()
 
@@ -98,7 +92,7 @@ async def test_the_buffer_is_shown_once_and_as_a_stream(
         for _ in range(3):  # agents come and go, which is no news here
             play(slots=0).leave()
             await asyncio.sleep(0)
-        ask(balancer, "r1")
+        ask(balancer, RequestId("r1"))
         assert await next_state(lines) == {"buffered_requests_current": 1}
 
     response = await client.get("/api/v1/buffered_requests")

@@ -95,6 +95,12 @@ def test_a_request_may_replace_single_sampling_values() -> None:
     assert frame.stop == ("x",)
 
 
+def test_optional_keys_may_be_null() -> None:
+    frame = native.generate(raw(sampling=None, stop=None, seed=None, grammar=None), R, Sampling())
+
+    assert frame == native.generate(raw(), R, Sampling())
+
+
 def test_a_request_without_options_is_sampled_as_the_balancer_says() -> None:
     assert native.generate(raw(), R, Sampling(top_k=3)).sampling == Sampling(top_k=3)
 

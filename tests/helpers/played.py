@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from balancer.balancer import Balancer
+from balancer.exchange import Exchange
 from common.ids import AgentId, RequestId, TokenId
 from common.messages import (
     PROTOCOL,
@@ -14,10 +15,15 @@ from common.messages import (
     FinishReason,
     Generate,
     Join,
+    RawPrompt,
     Status,
+    Step,
     ToAgent,
     TokenGenerated,
     Usage,
+    decode_to_agent,
+    decode_to_balancer,
+    encode,
 )
 
 
@@ -26,7 +32,7 @@ class PlayedAgent:
 
     def __init__(self, balancer: Balancer, name: str | None = "played", *, slots: int = 1) -> None:
         self.agent_id = AgentId(f"id-of-{name}")
-        self.frames: asyncio.Queue[ToAgent] = asyncio.Queue()
+        self.frames: asyncio.Queue[bytes] = asyncio.Queue()
         self._balancer = balancer
         self._version = 0
         status = self._status(slots=slots)
@@ -48,7 +54,10 @@ class PlayedAgent:
         self._balancer.report(self.agent_id, self._status(slots=slots, draining=draining))
 
     def say(self, *events: Event) -> None:
-        self._balancer.happened(self.agent_id, events)
+        """As they travel: encoded and read again."""
+        step = decode_to_balancer(encode(Step(events)))
+        assert isinstance(step, Step)
+        self._balancer.happened(self.agent_id, step.events)
 
     def say_token(self, request_id: RequestId, text: str) -> None:
         self.say(TokenGenerated(request_id, TokenId(1), text))
@@ -73,11 +82,17 @@ class PlayedAgent:
 
     async def next_frame(self) -> ToAgent:
         async with asyncio.timeout(10):
-            return await self.frames.get()
+            return decode_to_agent(await self.frames.get())
 
 
 class Play(Protocol):
     def __call__(self, name: str | None = "played", *, slots: int = 1) -> PlayedAgent: ...
+
+
+def ask(balancer: Balancer, request_id: RequestId) -> Exchange:
+    """Some request, submitted as the routes do it."""
+    frame = Generate(request_id=request_id, prompt=RawPrompt("Hi"), max_tokens=5)
+    return balancer.submit(request_id, encode(frame))
 
 
 class Until(Protocol):
