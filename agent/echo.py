@@ -17,6 +17,7 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 class ByteVocabulary:
     beginning: TokenId | None = None
+    longest_piece = 1
     special_texts: Mapping[str, str] = {"bos_token": "", "eos_token": "", "nl_token": "\n"}
 
     def tokenize(self, text: str) -> list[TokenId]:

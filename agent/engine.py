@@ -33,6 +33,11 @@ class Vocabulary(Protocol):
         """What chat templates may name: ``bos_token``, ``eos_token``, ``nl_token``."""
         ...
 
+    @property
+    def longest_piece(self) -> int:
+        """How many bytes of text one token covers at most."""
+        ...
+
     def tokenize(self, text: str) -> list[TokenId]:
         """The text's tokens and nothing added; the names of special tokens are recognised."""
         ...

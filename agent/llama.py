@@ -64,15 +64,22 @@ class LlamaVocabulary:
             "nl_token": self._text(lib.llama_vocab_nl(self._vocab)),
         }
         self.size: int = lib.llama_vocab_n_tokens(self._vocab)
+        self.longest_piece = max(
+            len(self._bytes(TokenId(token), special=True)) for token in range(self.size)
+        )
 
     def tokenize(self, text: str) -> list[TokenId]:
         data = text.encode(errors="replace")
         # A token covers at least one byte, but a tokenizer may put a space in front.
         capacity = len(data) + 8
-        tokens = (lib.llama_token * capacity)()
-        count: int = lib.llama_tokenize(self._vocab, data, len(data), tokens, capacity, False, True)
-        assert count >= 0, "more tokens than bytes"
-        return tokens[:count]
+        while True:
+            tokens = (lib.llama_token * capacity)()
+            count: int = lib.llama_tokenize(
+                self._vocab, data, len(data), tokens, capacity, False, True
+            )
+            if count >= 0:
+                return tokens[:count]
+            capacity = -count  # a tokenizer that normalises can make text longer
 
     def piece(self, token: TokenId) -> bytes:
         piece = self._pieces.get(token)

@@ -41,7 +41,12 @@ class Preparer:
 
     def prepare(self, request: Generate) -> PreparedRequest:
         """Render and tokenize. Raises ``RequestError``, whose text is for the client."""
-        tokens = self._vocabulary.tokenize(self._render(request))
+        text = self._render(request)
+        # Millions of tokens take seconds to count, only to be refused: others wait meanwhile.
+        least = len(text) // self._vocabulary.longest_piece
+        if least >= self._context:
+            raise self._too_long(f"at least {least}")
+        tokens = self._vocabulary.tokenize(text)
         beginning = self._vocabulary.beginning
         # Many templates write the beginning token themselves; twice would harm the answer.
         if beginning is not None and tokens[:1] != [beginning]:
@@ -49,13 +54,16 @@ class Preparer:
         if not tokens:
             raise RequestError(ErrorCode.INVALID_REQUEST, "the prompt is empty")
         if len(tokens) >= self._context:
-            raise RequestError(
-                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-                f"context_length_exceeded: the prompt has {len(tokens)} tokens; with at least one "
-                f"for the answer, the limit of this agent is {self._context}",
-            )
+            raise self._too_long(str(len(tokens)))
         return PreparedRequest(
             request.request_id, tokens, request.max_tokens, request.sampling, request.stop
+        )
+
+    def _too_long(self, count: str) -> RequestError:
+        return RequestError(
+            ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            f"context_length_exceeded: the prompt has {count} tokens; with at least one "
+            f"for the answer, the limit of this agent is {self._context}",
         )
 
     def _render(self, request: Generate) -> str:

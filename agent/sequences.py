@@ -8,12 +8,8 @@ class SequencePool:
         self._free = [SequenceId(n) for n in reversed(range(size))]
         self._taken: set[SequenceId] = set()
 
-    @property
-    def available(self) -> int:
-        return len(self._free)
-
     def acquire(self) -> SequenceId:
-        """A sequence ID that nobody else holds. Ask ``available`` first."""
+        """A sequence ID that nobody else holds. The caller knows that there is one."""
         assert self._free, "more sequences asked for than the context holds"
         sequence_id = self._free.pop()
         self._taken.add(sequence_id)

@@ -102,7 +102,7 @@ class FinishReason(enum.StrEnum):
 
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-ShortText: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+LONGEST_NAME = 128
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -169,7 +169,7 @@ class Join(Frame, frozen=True, kw_only=True):
 
     protocol: int
     agent_id: Annotated[AgentId, msgspec.Meta(min_length=1, max_length=128)]
-    name: ShortText | None
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)] | None
     status: Status
 
 

@@ -7,7 +7,7 @@ import os
 import ray
 
 from common.errors import HeadraceError
-from deploy.agents import DRAIN_TIMEOUT, make_agent
+from deploy.agents import make_agent
 from deploy.settings import LOG_FORMAT, AgentSettings
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,3 @@ class AgentActor:
             return None
         error = self._running.exception()
         return "it was stopped" if error is None else str(error)
-
-    async def drain(self) -> None:
-        """Returns when nothing runs any more."""
-        await self._agent.drain(DRAIN_TIMEOUT)
-        await asyncio.wait({self._running})

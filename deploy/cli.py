@@ -10,15 +10,19 @@ import socket
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
+from urllib.parse import urlsplit
 
 import httpx
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from common.errors import HeadraceError, ModelError
+from common.messages import LONGEST_NAME
 from deploy.machine import address, default_threads, usable_cores
 from deploy.model import check_model, default_model
+from deploy.session import run_apart
 from deploy.settings import (
     AGENT_PORT,
     CLIENT_PORT,
@@ -108,22 +112,27 @@ def up(
     from deploy.up import UpSettings
     from deploy.up import up as run
 
-    asyncio.run(
-        run(
-            UpSettings(
-                host=host,
-                port=port,
-                agents=tuple(settings),
-                balancer=BalancerSettings(
-                    agent_host=host,
-                    agent_port=agent_port,
-                    buffer_size=buffer_size,
-                    buffer_timeout=buffer_timeout,
-                ),
-            ),
-            console,
-        )
+    everything = UpSettings(
+        host=host,
+        port=port,
+        agents=tuple(settings),
+        balancer=BalancerSettings(
+            agent_host=host,
+            agent_port=agent_port,
+            buffer_size=buffer_size,
+            buffer_timeout=buffer_timeout,
+        ),
     )
+
+    def work(folder: str) -> int:
+        try:
+            asyncio.run(run(everything, folder, console))
+        except HeadraceError as error:
+            _say(str(error))
+            return 1
+        return 0
+
+    raise typer.Exit(run_apart(work))
 
 
 @app.command()
@@ -134,18 +143,17 @@ def agent(
     model: Model = None,
     slots: Slots = 4,
     name: Annotated[
-        str | None, typer.Option("--name", help="Shown to clients and operators.")
-    ] = None,
+        str, typer.Option("--name", help="Shown to clients and operators. Default: the host's.")
+    ] = "",
     context: Context = None,
     threads: Threads = None,
     engine: Engine = EngineKind.LLAMA,
 ) -> None:
     """Join a balancer with an agent in this process, without Ray. Ctrl-C drains it."""
-    if not balancer.startswith(("ws://", "wss://")):
-        raise typer.BadParameter(f"{balancer!r} is not ws://HOST:PORT", param_hint="'--balancer'")
+    _check_balancer(balancer)
     settings = _agent_settings(
         balancer,
-        name=name or socket.gethostname(),
+        name=_check_name(name or socket.gethostname()),
         model=model,
         slots=slots,
         context=context,
@@ -176,8 +184,8 @@ def status(
     table = Table("agent", "model", "slots", "busy", "state")
     for row in agents:
         table.add_row(
-            row["name"] or row["id"],
-            Path(row["model_path"] or "").name,
+            escape(row["name"] or row["id"]),
+            escape(Path(row["model_path"] or "").name),
             str(row["slots_total"]),
             str(row["slots_processing"]),
             _state(row),
@@ -225,6 +233,25 @@ def _agent_settings(
     )
 
 
+def _check_name(name: str) -> str:
+    if len(name) > LONGEST_NAME or not name.isprintable():
+        raise typer.BadParameter(
+            f"at most {LONGEST_NAME} printable characters", param_hint="'--name'"
+        )
+    return name
+
+
+def _check_balancer(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in {"ws", "wss"} and parts.port != 0 and not parts.fragment
+        host = (parts.hostname or "").encode("idna")
+    except ValueError:
+        good, host = False, b""
+    if not (good and host):
+        raise typer.BadParameter(f"{url!r} is not ws://HOST:PORT", param_hint="'--balancer'")
+
+
 def _check_host(host: str, *, insecure: bool) -> None:
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
@@ -241,16 +268,17 @@ def _check_host(host: str, *, insecure: bool) -> None:
 def main() -> NoReturn:
     """The entry point: an error is one line on standard error, never a traceback of ours."""
     try:
-        app(standalone_mode=False)
+        # The status of a command that raises typer.Exit comes back as the result.
+        sys.exit(app(standalone_mode=False) or 0)
     except typer.exceptions.TyperException as error:
-        _fail(error.format_message() if hasattr(error, "format_message") else str(error), 2)
+        _say(error.format_message() if hasattr(error, "format_message") else str(error))
+        sys.exit(2)
     except HeadraceError as error:
-        _fail(str(error), 1)
+        _say(str(error))
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    sys.exit(0)
 
 
-def _fail(message: str, status: int) -> NoReturn:
-    print(f"headrace: {message}", file=sys.stderr)  # noqa: T201
-    sys.exit(status)
+def _say(error: str) -> None:
+    print(f"headrace: {error}", file=sys.stderr)  # noqa: T201

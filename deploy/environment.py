@@ -116,7 +116,8 @@ def check_disk(venv: Path) -> None:
 def check_compilers() -> None:
     """llama.cpp is built from source; cmake and ninja come with the build if they are missing."""
     for variable, names in (("CC", ("cc", "gcc", "clang")), ("CXX", ("c++", "g++", "clang++"))):
-        candidates = (os.environ[variable],) if variable in os.environ else names
+        named = os.environ.get(variable, "").strip()
+        candidates = (named,) if named else names
         if not any(shutil.which(name.split()[0]) for name in candidates):
             language = "C" if variable == "CC" else "C++"
             raise SetupError(

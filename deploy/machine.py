@@ -24,15 +24,16 @@ def default_threads(cores: int) -> int:
     return max(1, cores - 1)
 
 
-def port_is_free(host: str, port: int) -> bool:
+def why_not_listen(host: str, port: int) -> str | None:
+    """The system's reason why nobody can listen there; None if it can be done."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error.strerror
+    return None
 
 
 def address(scheme: str, host: str, port: int) -> str:

@@ -9,9 +9,8 @@ import json
 import logging
 import os
 import secrets
-import shutil
+import signal
 import socket
-import tempfile
 import warnings
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,7 +22,8 @@ import httpx
 from rich.console import Console
 
 from common.errors import HeadraceError
-from deploy.machine import address, port_is_free, stop_signals
+from deploy.machine import address, stop_signals, why_not_listen
+from deploy.session import STOP_TIMEOUT
 from deploy.settings import AgentSettings, BalancerSettings
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,10 @@ APPLICATION = "headrace"
 READY_TIMEOUT = 600.0
 """Seconds that agents may take to load their model."""
 
-STOP_TIMEOUT = 5.0
+GOOD_BYE_TIMEOUT = 5.0
 """Seconds for the last messages to clients."""
+
+WATCH_INTERVAL = 2.0
 
 POLL_INTERVAL = 0.1
 
@@ -82,15 +84,16 @@ def curl_line(address: str) -> str:
     return f"curl -N {route} -H 'content-type: application/json' -d '{json.dumps(body)}'"
 
 
-async def up(settings: UpSettings, console: Console) -> None:
-    """Start, serve until SIGINT or SIGTERM, stop. Raises ``StartError``."""
+async def up(settings: UpSettings, folder: str, console: Console) -> None:
+    """Start, serve until SIGTERM, stop. ``folder`` is for Ray's files. Raises ``StartError``."""
     for port in (settings.port, settings.balancer.agent_port):
-        if not port_is_free(settings.host, port):
-            raise StartError(f"port {port} on {settings.host} is in use already")
+        reason = why_not_listen(settings.host, port)
+        if reason is not None:
+            raise StartError(f"cannot listen on {settings.host}, port {port}: {reason}")
     stop = asyncio.Event()
     _listen_for_signals(stop, console)
     async with AsyncExitStack() as stack:
-        starting = asyncio.create_task(_start(settings, stack, stop, console))
+        starting = asyncio.create_task(_start(settings, folder, stack, stop, console))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -99,6 +102,7 @@ async def up(settings: UpSettings, console: Console) -> None:
         elif starting.exception() is None:
             await stopping
         console.print("stopping ...")
+        signal.alarm(int(STOP_TIMEOUT))  # whatever hangs then is ended, and its parent tidies up
     if not starting.cancelled():
         starting.result()
 
@@ -115,10 +119,14 @@ def _listen_for_signals(stop: asyncio.Event, console: Console) -> None:
 
 
 async def _start(
-    settings: UpSettings, stack: AsyncExitStack, stop: asyncio.Event, console: Console
+    settings: UpSettings,
+    folder: str,
+    stack: AsyncExitStack,
+    stop: asyncio.Event,
+    console: Console,
 ) -> None:
     console.print("starting Ray ...")
-    owned = await stack.enter_async_context(_ray())
+    owned = await stack.enter_async_context(_ray(folder))
     _listen_for_signals(stop, console)  # again, for Ray has put a handler of its own before ours
     console.print("starting the balancer ...")
     await stack.enter_async_context(_application(settings, ray_is_ours=owned))
@@ -126,6 +134,8 @@ async def _start(
         console.print("loading the model ...")
     actors = await stack.enter_async_context(_agents(settings.agents))
     slots = await _wait_for_slots(settings, actors)
+    watching = asyncio.create_task(_report_losses(settings.agents, actors, console))
+    stack.callback(watching.cancel)
     console.print(_greeting(settings, slots), soft_wrap=True, highlight=False, markup=False)
 
 
@@ -155,12 +165,12 @@ def _greeting(settings: UpSettings, slots: int) -> str:
 
 
 @asynccontextmanager
-async def _ray() -> AsyncGenerator[bool]:
+async def _ray(folder: str) -> AsyncGenerator[bool]:
     """The Ray that runs on this machine, or else (True) one of our own for as long as we need it.
 
     Whoever can talk to Ray can run any code. So ours asks for a token that only our processes
     know, and listens on the loopback interface (but for two ports with metrics, and Serve's between
-    replicas, which asks for the token too). Its files are in a folder of its own.
+    replicas, which asks for the token too). Its files are in ``folder``.
     """
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -169,17 +179,16 @@ async def _ray() -> AsyncGenerator[bool]:
         "logging_level": logging.ERROR,
         "log_to_driver": False,
     }
-    folder: str | None = None
     running = running_ray()
     if running is not None:
         options["address"] = running
+        # Its processes do not inherit from us. (Their niceness cannot be set from here.)
+        options["runtime_env"] = {"env_vars": RAY_ENVIRONMENT}
     else:
-        if "RAY_AUTH_MODE" not in os.environ:
-            os.environ["RAY_AUTH_MODE"] = "token"
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         # Read by Ray on every system, whatever its name says: the address of this node is loopback.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        folder = tempfile.mkdtemp(prefix="headrace-", dir="/tmp")  # sockets want short paths
         options |= {
             "address": "local",
             "include_dashboard": False,
@@ -187,18 +196,17 @@ async def _ray() -> AsyncGenerator[bool]:
             "_temp_dir": folder,
         }
     import ray  # reads the environment when it is imported
+    from ray.exceptions import RayError
 
     warnings.filterwarnings("ignore", module="ray")
     try:
         try:
             await _to_the_end(ray.init, **options)
-        except (RuntimeError, OSError, ValueError) as error:
+        except (RayError, RuntimeError, OSError, ValueError) as error:
             raise StartError(f"no Ray: {' '.join(str(error).split())}") from error
         yield running is None
     finally:
         await asyncio.to_thread(ray.shutdown)
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def running_ray() -> str | None:
@@ -234,6 +242,7 @@ def _answers(address: str) -> bool:
 @asynccontextmanager
 async def _application(settings: UpSettings, *, ray_is_ours: bool) -> AsyncGenerator[None]:
     from ray import serve
+    from ray.exceptions import RayError
 
     from deploy.app import build
 
@@ -246,7 +255,7 @@ async def _application(settings: UpSettings, *, ray_is_ours: bool) -> AsyncGener
         try:
             await _to_the_end(serve.start, proxy_location="HeadOnly", http_options=http_options)
             handle = await _to_the_end(serve.run, application, name=APPLICATION, route_prefix="/")
-        except (RuntimeError, OSError, ValueError) as error:
+        except (RayError, RuntimeError, OSError, ValueError) as error:
             raise StartError(f"the balancer did not start: {error}") from error
         try:
             yield
@@ -262,7 +271,7 @@ async def _tell_clients(handle: Any) -> None:
     from ray.exceptions import RayError
 
     try:
-        async with asyncio.timeout(STOP_TIMEOUT):
+        async with asyncio.timeout(GOOD_BYE_TIMEOUT):
             await handle.shut_down.remote()
     except (RayError, RuntimeError, OSError, TimeoutError) as error:
         log.warning("the balancer did not take leave of its clients: %s", error)
@@ -302,7 +311,7 @@ async def _wait_for_slots(settings: UpSettings, actors: list[Any]) -> int:
         ):
             while True:
                 for actor in actors:
-                    problem = await actor.problem.remote()
+                    problem = await _problem(actor)
                     if problem is not None:
                         raise StartError(f"an agent could not start: {problem}")
                 slots = await _slots(client)
@@ -319,3 +328,29 @@ async def _slots(client: httpx.AsyncClient) -> list[int] | None:
     if not response.is_success:
         return None
     return [agent["slots_total"] for agent in response.json()["agents"]]
+
+
+async def _report_losses(
+    agents: tuple[AgentSettings, ...], actors: list[Any], console: Console
+) -> None:
+    """One line for each agent that has gone for good."""
+    running = dict(zip((agent.name for agent in agents), actors, strict=True))
+    while running:
+        await asyncio.sleep(WATCH_INTERVAL)
+        for name, actor in tuple(running.items()):
+            problem = await _problem(actor)
+            if problem is not None:
+                console.print(f"{name} has gone: {problem}", markup=False, highlight=False)
+                del running[name]
+
+
+async def _problem(actor: Any) -> str | None:
+    """Why the agent does not serve and will not; None while it does, or while Ray restarts it."""
+    from ray.exceptions import ActorUnavailableError, RayError
+
+    try:
+        return await actor.problem.remote()
+    except ActorUnavailableError:
+        return None
+    except RayError as error:
+        return f"its process died again and again: {str(error).splitlines()[0]}"

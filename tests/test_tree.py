@@ -26,6 +26,7 @@ DRIVEN = {
     "deploy/app.py": "test_up.py",
     "deploy/actor.py": "test_up.py",
     "deploy/agents.py": "test_agent_process.py",
+    "deploy/session.py": "test_up.py",
 }
 
 

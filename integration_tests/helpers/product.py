@@ -40,6 +40,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,  # so that its group can be signalled and not ours
         )
         self.lines: list[str] = []
         self._new: queue.Queue[str | None] = queue.Queue()
@@ -64,6 +65,11 @@ class Command:
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
+        return self.ended()
+
+    def stop_group(self, number: signal.Signals) -> int:
+        """As a terminal's Ctrl-C does it, or ``timeout``."""
+        os.killpg(self.process.pid, number)
         return self.ended()
 
     def ended(self) -> int:
@@ -148,6 +154,8 @@ def start_up(*options: str, port: int = 0, agent_port: int = 0) -> Generator[Up]
         with up.client:
             yield up
     finally:
-        if command.process.poll() is None:
-            command.stop()
-        command.kill_the_rest()
+        try:
+            if command.process.poll() is None:
+                command.stop()
+        finally:
+            command.kill_the_rest()

@@ -47,10 +47,23 @@ def test_the_beginning_token_is_there_once() -> None:
 def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused_with_the_numbers(
     length: int,
 ) -> None:
-    with pytest.raises(RequestError, match=f"context_length_exceeded.* {length} .* 16") as caught:
+    with pytest.raises(
+        RequestError, match=f"context_length_exceeded.* {length} tokens.* 16"
+    ) as caught:
         preparer().prepare(request(RawPrompt("a" * length)))
 
     assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+
+
+def test_a_prompt_that_is_far_too_long_is_not_even_tokenized() -> None:
+    engine = EchoEngine(slots=1, context=16)
+    engine.vocabulary.longest_piece = 4
+    prepare = Preparer(engine).prepare
+
+    with pytest.raises(RequestError, match="has 17 tokens"):
+        prepare(request(RawPrompt("a" * 17)))
+    with pytest.raises(RequestError, match="at least 250 tokens"):
+        prepare(request(RawPrompt("a" * 1000)))
 
 
 def test_the_longest_prompt_that_fits_is_taken() -> None:

@@ -1,14 +1,17 @@
+import pytest
+
 from agent.sequences import SequencePool
 
 
 def test_an_id_comes_back_once_it_is_released() -> None:
     pool = SequencePool(1)
     sequence_id = pool.acquire()
-    assert (sequence_id, pool.available) == (0, 0)
+    with pytest.raises(AssertionError, match="more sequences"):
+        pool.acquire()
 
     pool.release(sequence_id)
 
-    assert pool.acquire() == 0
+    assert pool.acquire() == sequence_id
 
 
 def test_all_ids_are_different_and_below_the_size() -> None:

@@ -33,9 +33,13 @@ def test_one_core_is_left_to_everyone_else(cores: int, threads: int) -> None:
 def test_a_port_is_free_until_somebody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert not machine.port_is_free("127.0.0.1", port)
+        assert machine.why_not_listen("127.0.0.1", port) == "Address already in use"
 
-    assert machine.port_is_free("127.0.0.1", port)
+    assert machine.why_not_listen("127.0.0.1", port) is None
+
+
+def test_an_address_of_another_machine_is_said_to_be_that() -> None:
+    assert machine.why_not_listen("192.0.2.250", 8061) == "Cannot assign requested address"
 
 
 @pytest.mark.parametrize(
