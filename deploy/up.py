@@ -340,7 +340,9 @@ async def _report_losses(
         for name, actor in tuple(running.items()):
             problem = await _problem(actor)
             if problem is not None:
-                console.print(f"{name} has gone: {problem}", markup=False, highlight=False)
+                console.print(
+                    f"{name} has gone: {problem}", markup=False, highlight=False, soft_wrap=True
+                )
                 del running[name]
 
 
