@@ -85,6 +85,21 @@ class PlayedLink:
                 (event,) = frame.events
                 return event
 
+    async def step(self) -> set[RequestId]:
+        """The requests that took part in the next step."""
+        while True:
+            frame = await self.frame()
+            if isinstance(frame, Step):
+                return {event.request_id for event in frame.events}
+
+    async def ends(self) -> dict[RequestId, Event]:
+        """The last events in the next step, by request."""
+        while True:
+            frame = await self.frame()
+            if isinstance(frame, Step):
+                last = (e for e in frame.events if not isinstance(e, TokenGenerated))
+                return {event.request_id: event for event in last}
+
     async def outcome(self, request_id: RequestId) -> tuple[str, Event]:
         """Read on to the request's last event: its text, and that event."""
         text = ""
@@ -238,12 +253,15 @@ async def test_a_cancelled_request_ends_with_its_usage(
     engine.allow(1)
     assert isinstance(await link.event(), TokenGenerated)
 
-    await link.send(Cancel(R1), Cancel(RequestId("unknown")))
-    await link.send(ask(R2))
-    await link.status(lambda status: status.slots_processing == 2)  # so the cancel was read too
+    await link.send(Cancel(R1), Cancel(RequestId("unknown")), ask(R2, "far too long" * 9))
+    ends: dict[RequestId, Event] = {}
+    while R2 not in ends:  # its refusal shows that the cancel before it has been read
+        ends |= await link.ends()
     engine.open()
+    while R1 not in ends:
+        ends |= await link.ends()
 
-    _, end = await link.outcome(R1)
+    end = ends[R1]
     assert isinstance(end, Finished)
     assert end.reason is FinishReason.CANCELLED
     assert end.usage.content_tokens <= 2  # a pass may have been under way
@@ -268,13 +286,15 @@ async def test_a_lost_link_cancels_what_came_over_it_and_is_made_again(
 ) -> None:
     first = await balancer.link()
     await first.ready()
-    await first.send(ask(R1, "a long one"), ask(R2, "a long one"))
-    await first.status(lambda status: status.slots_processing == 2)
+    await first.send(ask(R1, "a long one indeed"), ask(R2, "a long one indeed"))
+    begun: set[RequestId] = set()
+    while begun != {R1, R2}:
+        engine.allow(1)
+        begun |= await first.step()
 
     first.socket.transport.abort()
     second = await balancer.link()
-    await second.silent_until(lambda status: status.slots_processing == 2)
-    engine.allow(2)  # the pass that is under way, and perhaps one more
+    engine.allow(1)  # the pass that is under way
 
     # Nothing of the old requests comes over the new link, and their slots are free again.
     await second.silent_until(lambda status: status.slots_processing == 0)
