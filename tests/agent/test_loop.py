@@ -79,14 +79,15 @@ def test_a_cancel_takes_effect_before_the_next_pass(
     engine.allow(1)
     heard.steps.get(timeout=10)
 
-    loop.cancel(R1)  # while the second pass is held
+    loop.cancel(R1)  # the second pass may have begun, a third may not
     engine.allow(1)
 
-    steps = [heard.steps.get(timeout=10), heard.steps.get(timeout=10)]
-    assert [type(step[0]) for step in steps] == [TokenGenerated, Finished]
-    last = steps[-1][0]
-    assert isinstance(last, Finished)
-    assert (last.reason, last.usage.content_tokens) == (FinishReason.CANCELLED, 2)
+    end = heard.steps.get(timeout=10)[-1]
+    if isinstance(end, TokenGenerated):
+        end = heard.steps.get(timeout=10)[-1]
+    assert isinstance(end, Finished)
+    assert end.reason is FinishReason.CANCELLED
+    assert end.usage.content_tokens <= 2
 
 
 def test_the_loop_outlives_a_failed_decode(
