@@ -123,10 +123,11 @@ class Dispatcher:
         if binding is None:
             return []
         self._pool.refuse(binding.agent_id, request_id)
-        if binding.started and not binding.abandoned:
+        if binding.abandoned:
+            return self._drain()
+        if binding.started:
             return [Reject(request_id, Rejection.AGENT_LOST), *self._drain()]
-        if not binding.abandoned:
-            self._put_back(request_id, binding, deadline=binding.deadline)
+        self._put_back(request_id, binding, deadline=binding.deadline)
         return self._drain()
 
     def cancel(self, request_id: RequestId) -> list[Effect]:

@@ -217,7 +217,7 @@ def running_ray() -> str | None:
     environment then (the token) differs between that Ray and one of our own.
     """
     told = os.environ.get("RAY_ADDRESS")
-    if told:
+    if told and told != "auto":
         if told != "local" and not _answers(told):
             raise StartError(f"RAY_ADDRESS is {told}, and no Ray answers there")
         return None if told == "local" else told
@@ -323,8 +323,13 @@ async def _wait_for_slots(settings: UpSettings, actors: list[Any]) -> int:
 
 
 async def _slots(client: httpx.AsyncClient) -> list[int] | None:
-    """Of each linked agent; None while Serve's proxy does not know the application yet."""
-    response = await client.get("/api/v1/agents")
+    """Of each linked agent; None while no answer can be had, or Serve's proxy does not know the
+    application yet.
+    """
+    try:
+        response = await client.get("/api/v1/agents")
+    except httpx.HTTPError:
+        return None
     if not response.is_success:
         return None
     return [agent["slots_total"] for agent in response.json()["agents"]]

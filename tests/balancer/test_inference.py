@@ -307,6 +307,20 @@ async def test_images_are_refused_in_the_published_form(
     assert list(response["response"]["GeneratedToken"]) == ["MultimodalNotSupported"]
 
 
+async def test_a_message_that_is_too_large_closes_its_socket(
+    socket: ClientConnection, balancer: Balancer, until: Until
+) -> None:
+    await ask(socket, "x")
+    await until(lambda: balancer.buffered == 1)
+
+    await socket.send("é" * (MAX_BODY_BYTES // 2 + 1))  # counted in bytes, not in characters
+
+    with pytest.raises(ConnectionClosed):
+        await receive(socket)
+    assert socket.close_code == 1009
+    await until(lambda: balancer.buffered == 0)
+
+
 async def test_a_closing_balancer_tells_every_client_and_closes_the_socket(
     socket: ClientConnection, balancer: Balancer, until: Until
 ) -> None:
