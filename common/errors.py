@@ -15,6 +15,8 @@ class ErrorCode(enum.StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     CHAT_TEMPLATE_ERROR = "chat_template_error"
     MULTIMODAL_NOT_SUPPORTED = "multimodal_not_supported"
+    INVALID_GRAMMAR = "invalid_grammar"
+    GRAMMAR_REJECTED = "grammar_rejected"
     SLOW_CLIENT = "slow_client"
     # Ours
     AGENT_LOST = "agent_lost"
@@ -32,6 +34,8 @@ STATUS = {
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
     ErrorCode.CHAT_TEMPLATE_ERROR: 400,
     ErrorCode.MULTIMODAL_NOT_SUPPORTED: 400,
+    ErrorCode.INVALID_GRAMMAR: 400,
+    ErrorCode.GRAMMAR_REJECTED: 500,
     ErrorCode.SLOW_CLIENT: 503,
     ErrorCode.AGENT_LOST: 502,
     ErrorCode.BUFFER_FULL: 503,

@@ -61,8 +61,35 @@ class RawPrompt(Frame, frozen=True):
 Prompt: TypeAlias = Conversation | RawPrompt
 
 
+class Gbnf(Frame, frozen=True):
+    """The answer must follow this grammar, in llama.cpp's notation."""
+
+    grammar: str
+    root: str = "root"
+
+
+class JsonSchema(Frame, frozen=True):
+    """The answer must be JSON that follows this schema."""
+
+    schema: str
+    """As JSON text."""
+
+
+Constraint: TypeAlias = Gbnf | JsonSchema
+
+
+class Mirostat(enum.IntEnum):
+    OFF = 0
+    V1 = 1
+    V2 = 2
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is chosen. The defaults are those of the published wire format."""
+    """How the next token is chosen.
+
+    The defaults of what the published wire format knows are its own; everything else is off, and
+    where it needs further values they are llama.cpp's (``common/common.h``).
+    """
 
     temperature: float = 0.8
     """0 or less: always the likeliest token."""
@@ -76,6 +103,26 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the latest tokens are penalised; -1: as many as the context holds, 0: none."""
     seed: int | None = None
     """None: a new one for each request."""
+    typical_p: float = 1.0
+    """1: off."""
+    dry_multiplier: float = 0.0
+    """0: off. DRY penalises tokens that would go on with a repetition."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    """-1: as many as the context holds."""
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    xtc_probability: float = 0.0
+    """0: off. XTC leaves out the likeliest tokens, now and then."""
+    xtc_threshold: float = 0.1
+    mirostat: Mirostat = Mirostat.OFF
+    """Not off: it takes the place of all that cuts or penalises candidates, as in llama.cpp."""
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    logit_bias: tuple[tuple[TokenId, float], ...] = ()
+    """Added to the tokens' logits before all else; minus infinity forbids a token."""
+    ignore_eos: bool = False
+    """True: go on until ``max_tokens`` or a stop text."""
 
 
 class Generate(Frame, frozen=True, kw_only=True):
@@ -85,6 +132,11 @@ class Generate(Frame, frozen=True, kw_only=True):
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
     """Texts that end the stream and are not shown."""
+    constraint: Constraint | None = None
+    logprobs: int | None = None
+    """How many alternatives to tell with each token's log probability; None: do not tell it."""
+    cache_salt: str = ""
+    """Cached prompts are shared only between requests of the same salt (one for each tenant)."""
 
 
 class Cancel(Frame, frozen=True):
@@ -113,11 +165,25 @@ class Usage(msgspec.Struct, frozen=True):
     content_tokens: Count = 0
 
 
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: TokenId
+    logprob: float
+    """Natural logarithm, under the model's own distribution: before any sampling parameter."""
+    piece: bytes
+
+
+class Logprobs(msgspec.Struct, frozen=True):
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+    """The likeliest ones, likeliest first; the chosen one need not be among them."""
+
+
 class TokenGenerated(Frame, frozen=True):
     request_id: RequestId
     token: TokenId
     text: str
     """Whole characters only; empty while one is incomplete or could become a stop text."""
+    logprobs: Logprobs | None = None
 
 
 class Finished(Frame, frozen=True):
