@@ -1,14 +1,19 @@
 """An engine without a model, for tests and demonstrations: it says the prompt back, then ends.
 
 Its tokens are the bytes of UTF-8, so that it also shows how characters are put together again.
+It keeps its KV cache cell by cell and asserts that all it is told to do can be done and that each
+sequence holds what its request needs, so the scheduler is checked by every test that uses it.
 No I/O here.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from agent.engine import Chunk
+from agent.engine import Capacity, Chunk, Decoded, Sampler
+from common.errors import DecodeError, ErrorCode, RequestError
 from common.ids import SequenceId, TokenId
-from common.messages import Sampling
+from common.messages import Constraint, Sampling
 
 END = TokenId(256)
 
@@ -30,38 +35,118 @@ class ByteVocabulary:
         return token == END
 
 
+@dataclass(slots=True)
+class EchoSampler:
+    prompt: Sequence[TokenId]
+    repeats: bool
+    """Begin again instead of ending."""
+    said: list[TokenId] = field(default_factory=list[TokenId])
+
+    def sample(self) -> TokenId:
+        if len(self.said) < len(self.prompt) or self.repeats:
+            token = self.prompt[len(self.said) % len(self.prompt)]
+            self.said.append(token)
+            return token
+        return END
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    number: int
+    token: TokenId
+
+
 class EchoEngine:
-    def __init__(self, *, slots: int, context: int) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int,
+        context: int,
+        sequences: int | None = None,
+        cells: int | None = None,
+        batch_size: int = 512,
+        shares_cells: bool = True,
+        shares_part: bool = True,
+    ) -> None:
         self.vocabulary = ByteVocabulary()
         self.chat_template: str | None = CHAT_TEMPLATE
-        self.slots = slots
-        self.context = context
-        self.batch_size = 512
-        self._prompts: dict[SequenceId, Sequence[TokenId]] = {}
-        self._fed: dict[SequenceId, int] = {}
+        self.capacity = Capacity(
+            slots=slots,
+            sequences=2 * slots if sequences is None else sequences,
+            context=context,
+            cells=slots * context if cells is None else cells,
+            batch_size=batch_size,
+            shares_cells=shares_cells,
+            shares_part=shares_part,
+        )
+        self._samplers: dict[SequenceId, EchoSampler] = {}
+        self._held: dict[SequenceId, list[_Cell]] = {}
+        self._numbers = itertools.count()
 
-    def start(
-        self, sequence_id: SequenceId, prompt: Sequence[TokenId], sampling: Sampling, /
-    ) -> None:
-        assert sequence_id not in self._prompts, "the sequence was not forgotten"
-        self._prompts[sequence_id] = prompt
-        self._fed[sequence_id] = 0
+    def sampler(
+        self,
+        prompt: Sequence[TokenId],
+        sampling: Sampling,
+        constraint: Constraint | None,
+        logprobs: int | None,
+        /,
+    ) -> Sampler:
+        if constraint is not None or logprobs is not None:
+            raise RequestError(
+                ErrorCode.NOT_SUPPORTED, "the echo engine has neither grammars nor probabilities"
+            )
+        return EchoSampler(prompt, sampling.ignore_eos)
 
-    def decode(self, chunks: Sequence[Chunk], /) -> Mapping[SequenceId, TokenId]:
-        assert sum(len(chunk.tokens) for chunk in chunks) <= self.batch_size
-        sampled: dict[SequenceId, TokenId] = {}
+    def start(self, sequence_id: SequenceId, sampler: Sampler, /) -> None:
+        assert isinstance(sampler, EchoSampler)
+        assert sequence_id not in self._samplers, "the sequence was not stopped"
+        assert sequence_id not in self._held, "the sequence was not forgotten"
+        self._samplers[sequence_id] = sampler
+
+    def stop(self, sequence_id: SequenceId, /) -> None:
+        del self._samplers[sequence_id]
+
+    def share(self, source: SequenceId, destination: SequenceId, length: int, /) -> bool:
+        assert destination not in self._held, "the sequence was not forgotten"
+        held = self._held[source]
+        assert 0 < length <= len(held), "more than there is"
+        if length < len(held) and not self.capacity.shares_part:
+            return False
+        self._held[destination] = [
+            cell if self.capacity.shares_cells else self._cell(cell.token) for cell in held[:length]
+        ]
+        return True
+
+    def decode(self, chunks: Sequence[Chunk], /) -> Decoded:
+        assert chunks, "an empty pass"
+        fed = sum(len(chunk.tokens) for chunk in chunks)
+        assert fed <= self.capacity.batch_size
+        if self.used + fed > self.capacity.cells:
+            raise DecodeError("no room in the KV cache")
+        tokens: dict[SequenceId, TokenId] = {}
         for chunk in chunks:
-            assert chunk.position == self._fed[chunk.sequence_id], "positions must not skip"
-            self._fed[chunk.sequence_id] += len(chunk.tokens)
+            held = self._held.setdefault(chunk.sequence_id, [])
+            assert chunk.position == len(held), "positions must not skip"
+            held += [self._cell(token) for token in chunk.tokens]
+            assert len(held) <= self.capacity.context
             if chunk.wants_token:
-                prompt = self._prompts[chunk.sequence_id]
-                said = self._fed[chunk.sequence_id] - len(prompt)
-                sampled[chunk.sequence_id] = prompt[said] if said < len(prompt) else END
-        return sampled
+                sampler = self._samplers[chunk.sequence_id]
+                wanted = [*sampler.prompt, *sampler.said]
+                assert [cell.token for cell in held] == wanted, "the sequence holds other tokens"
+                tokens[chunk.sequence_id] = sampler.sample()
+        return Decoded(tokens)
 
     def forget(self, sequence_id: SequenceId, /) -> None:
-        self._prompts.pop(sequence_id, None)
-        self._fed.pop(sequence_id, None)
+        self._held.pop(sequence_id, None)
 
     def close(self) -> None:
-        self._prompts.clear()
+        self._samplers.clear()
+        self._held.clear()
+
+    @property
+    def used(self) -> int:
+        """Cells that hold something."""
+        return len({cell.number for held in self._held.values() for cell in held})
+
+    def _cell(self, token: TokenId) -> _Cell:
+        return _Cell(next(self._numbers), token)

@@ -1,15 +1,16 @@
 """What the decode loop needs from a model. ``agent.llama`` is the real one, ``agent.echo`` needs none."""
 
+import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
+from common.errors import RequestError
 from common.ids import SequenceId, TokenId
-from common.messages import Sampling
+from common.messages import Constraint, Logprobs, Sampling
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Consecutive tokens of one sequence, to be fed in one pass."""
 
     sequence_id: SequenceId
@@ -18,6 +19,26 @@ class Chunk:
     tokens: Sequence[TokenId]
     wants_token: bool
     """True: sample the token that follows the last one."""
+
+
+class KvLayout(enum.StrEnum):
+    """How the KV cache is cut up."""
+
+    UNIFIED = "unified"
+    """All sequences share all cells: prefixes are shared without a copy."""
+    SEPARATE = "separate"
+    """Each sequence has its own ``context`` cells: what is shared is copied, and memory is needed
+    for every sequence; attention never looks at other sequences' cells.
+    """
+
+
+class SamplerPlace(enum.StrEnum):
+    """Where llama.cpp's samplers run, for requests whose samplers could run in either place."""
+
+    AUTO = "auto"
+    """In the context if the model's output is computed on a GPU, else on the host."""
+    CONTEXT = "context"
+    HOST = "host"
 
 
 class Vocabulary(Protocol):
@@ -51,8 +72,47 @@ class Vocabulary(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a loaded model can hold. Every limit that the scheduler keeps comes from here."""
+
+    slots: int
+    """Requests that may run at once."""
+    sequences: int
+    """Sequences that may hold something at once, cached ones too; their ids are 0 to this - 1."""
+    context: int
+    """Tokens that one sequence can hold: prompt and generated together."""
+    cells: int
+    """Tokens that all sequences together can hold; at least ``context``."""
+    batch_size: int
+    """Tokens that one ``decode`` takes at most; at least ``sequences``."""
+    shares_cells: bool = True
+    """False: what one sequence takes over from another is copied and counts twice."""
+    shares_part: bool = True
+    """False: only the whole of what a sequence holds can be taken over (recurrent models)."""
+
+
+class Sampler(Protocol):
+    """How one request's tokens are chosen, and what that remembers of the tokens so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What came of a pass, for each sequence that wanted a token: one of ``tokens``, ``refused``."""
+
+    tokens: Mapping[SequenceId, TokenId]
+    logprobs: Mapping[SequenceId, Logprobs] = field(default_factory=dict[SequenceId, Logprobs])
+    """Of those that asked for it."""
+    refused: Mapping[SequenceId, RequestError] = field(
+        default_factory=dict[SequenceId, RequestError]
+    )
+    """No token could be chosen, for the reason given; the other sequences are not affected."""
+
+
 class Engine(Protocol):
-    """A loaded model. One thread owns it; only ``vocabulary`` may be used from others."""
+    """A loaded model. One thread owns it; only ``vocabulary``, ``capacity`` and ``sampler`` may be
+    used from others.
+    """
 
     @property
     def vocabulary(self) -> Vocabulary: ...
@@ -63,35 +123,43 @@ class Engine(Protocol):
         ...
 
     @property
-    def slots(self) -> int:
-        """How many sequences it can hold at once; their ids are 0 to ``slots`` - 1."""
+    def capacity(self) -> Capacity: ...
+
+    def sampler(
+        self,
+        prompt: Sequence[TokenId],
+        sampling: Sampling,
+        constraint: Constraint | None,
+        logprobs: int | None,
+        /,
+    ) -> Sampler:
+        """For one request. Raises ``RequestError`` if it cannot be done as asked."""
         ...
 
-    @property
-    def context(self) -> int:
-        """How many tokens one sequence can hold: prompt and generated together."""
+    def start(self, sequence_id: SequenceId, sampler: Sampler, /) -> None:
+        """From now on the sequence's tokens are chosen by this sampler, until ``stop``."""
         ...
 
-    @property
-    def batch_size(self) -> int:
-        """How many tokens one ``decode`` takes at most."""
+    def stop(self, sequence_id: SequenceId, /) -> None:
+        """The sampler is not needed any more; the sequence keeps what it holds."""
         ...
 
-    def start(
-        self, sequence_id: SequenceId, prompt: Sequence[TokenId], sampling: Sampling, /
-    ) -> None:
-        """The sequence, empty until now, will be fed this prompt and sampled like this."""
+    def share(self, source: SequenceId, destination: SequenceId, length: int, /) -> bool:
+        """Let the destination, empty until now, hold the source's first ``length`` tokens too.
+
+        False: it cannot be done, and the destination is empty.
+        """
         ...
 
-    def decode(self, chunks: Sequence[Chunk], /) -> Mapping[SequenceId, TokenId]:
-        """Feed the chunks; return the sampled token of each sequence that wants one.
+    def decode(self, chunks: Sequence[Chunk], /) -> Decoded:
+        """Feed the chunks and sample.
 
         Raises ``DecodeError``: then none of these sequences is to be relied on, ``forget`` them.
         """
         ...
 
     def forget(self, sequence_id: SequenceId, /) -> None:
-        """Empty the sequence, so that its id can be used again."""
+        """Empty the sequence. Its sampler, if it has one, stays."""
         ...
 
     def close(self) -> None:

@@ -1,26 +1,22 @@
-"""The llama.cpp engine. The only module that imports ``llama_cpp``.
+"""The llama.cpp engine.
 
 It uses llama.cpp's C API (as bound in ``llama_cpp.llama_cpp``; its meaning is documented in
-``include/llama.h``): one context with one unified KV cache for all sequences, one sampler chain a
-sequence. Cells are allotted so that each sequence can grow to the whole ``context``.
+``include/llama.h``): one context for all sequences, one sampler for each request. Flash attention
+is left to llama.cpp's choice: on a CPU it passes over the cells of other sequences at little cost.
 """
 
 import ctypes
-import logging
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import llama_cpp.llama_cpp
+import numpy as np
 
-from agent.engine import Chunk
-from common.errors import DecodeError, ModelError
+from agent.engine import Capacity, Chunk, Decoded, KvLayout, Sampler, SamplerPlace
+from agent.llama_library import LlamaVocabulary, because, forget_messages, lib, start_library
+from agent.llama_sampler import LlamaSampler, LlamaSamplers
+from common.errors import DecodeError, ModelError, RequestError
 from common.ids import SequenceId, TokenId
-from common.messages import Sampling
-
-log = logging.getLogger(__name__)
-
-lib: Any = llama_cpp.llama_cpp  # its annotations name C types where ctypes returns plain numbers
+from common.messages import Constraint, Logprobs, Sampling
 
 DEFAULT_CONTEXT = 4096
 """Tokens of one request, prompt and answer, unless the model was trained for fewer."""
@@ -35,73 +31,6 @@ DECODE_ERRORS = {
     -2: "out of memory",
     -3: "computation failed",
 }
-
-_ERROR_LEVELS = (3, 4)  # ggml's WARN and ERROR
-_last_messages: list[str] = []
-
-
-@lib.llama_log_callback
-def _on_log(level: int, text: bytes, _user_data: object) -> None:
-    if level in _ERROR_LEVELS:
-        message = text.decode(errors="replace").strip()
-        log.debug("llama.cpp: %s", message)
-        _last_messages.append(message)
-        del _last_messages[:-20]
-
-
-class LlamaVocabulary:
-    def __init__(self, model: Any) -> None:
-        self._vocab: Any = lib.llama_model_get_vocab(model)
-        self._pieces: dict[TokenId, bytes] = {}
-        self.beginning = (
-            TokenId(lib.llama_vocab_bos(self._vocab))
-            if lib.llama_vocab_get_add_bos(self._vocab)
-            else None
-        )
-        self.special_texts: Mapping[str, str] = {
-            "bos_token": self._text(lib.llama_vocab_bos(self._vocab)),
-            "eos_token": self._text(lib.llama_vocab_eos(self._vocab)),
-            "nl_token": self._text(lib.llama_vocab_nl(self._vocab)),
-        }
-        self.size: int = lib.llama_vocab_n_tokens(self._vocab)
-        self.longest_piece = max(
-            len(self._bytes(TokenId(token), special=True)) for token in range(self.size)
-        )
-
-    def tokenize(self, text: str) -> list[TokenId]:
-        data = text.encode(errors="replace")
-        # A token covers at least one byte, but a tokenizer may put a space in front.
-        capacity = len(data) + 8
-        while True:
-            tokens = (lib.llama_token * capacity)()
-            count: int = lib.llama_tokenize(
-                self._vocab, data, len(data), tokens, capacity, False, True
-            )
-            if count >= 0:
-                return tokens[:count]
-            capacity = -count  # a tokenizer that normalises can make text longer
-
-    def piece(self, token: TokenId) -> bytes:
-        piece = self._pieces.get(token)
-        if piece is None:
-            piece = self._pieces[token] = self._bytes(token, special=False)
-        return piece
-
-    def is_end(self, token: TokenId) -> bool:
-        return lib.llama_vocab_is_eog(self._vocab, token)
-
-    def _text(self, token: int) -> str:
-        """The name of a special token, such as ``<|im_end|>``; empty if the model has none."""
-        return "" if token < 0 else self._bytes(token, special=True).decode(errors="replace")
-
-    def _bytes(self, token: int, *, special: bool) -> bytes:
-        size = 64
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            length: int = lib.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
-            if length >= 0:
-                return buffer.raw[:length]
-            size = -length
 
 
 class _Batch:
@@ -130,170 +59,220 @@ class _Batch:
 
     def fill(self, chunks: Sequence[Chunk]) -> list[tuple[SequenceId, int]]:
         """Write the chunks; return each sequence that wants a token, with its row."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        sequences: list[int] = []
         wanting: list[tuple[SequenceId, int]] = []
-        row = 0
-        for chunk in chunks:
-            count = len(chunk.tokens)
-            end = row + count
-            self.tokens[row:end] = chunk.tokens
-            self.positions[row:end] = range(chunk.position, chunk.position + count)
-            self.sequences[row:end] = [chunk.sequence_id] * count
-            self.wanted[row:end] = [0] * count
-            if chunk.wants_token:
-                self.wanted[end - 1] = 1
-                wanting.append((chunk.sequence_id, end - 1))
-            row = end
-        self.struct.n_tokens = row
+        for sequence_id, position, fed, wants_token in chunks:
+            count = len(fed)
+            tokens += fed
+            positions += range(position, position + count)
+            sequences += [sequence_id] * count
+            if wants_token:
+                wanting.append((sequence_id, len(tokens) - 1))
+        count = len(tokens)
+        self.tokens[:count] = tokens
+        self.positions[:count] = positions
+        self.sequences[:count] = sequences
+        ctypes.memset(self.wanted, 0, count)
+        for _, row in wanting:
+            self.wanted[row] = 1
+        self.struct.n_tokens = count
         return wanting
 
 
 class LlamaEngine:
     def __init__(
-        self, model_path: str, *, slots: int, threads: int, context: int | None = None
+        self,
+        model_path: str,
+        *,
+        slots: int,
+        threads: int,
+        context: int | None = None,
+        cells: int | None = None,
+        layout: KvLayout = KvLayout.UNIFIED,
+        samplers: SamplerPlace = SamplerPlace.AUTO,
     ) -> None:
         """Load the model; takes seconds. Raises ``ModelError``.
 
         ``context``: tokens of one request at most, prompt and answer; None: ``DEFAULT_CONTEXT``,
-        or what the model was trained for if that is less.
+        or what the model was trained for if that is less. ``cells``: tokens of all requests
+        together, in the unified layout; None: enough for ``slots`` times ``context``.
         """
-        lib.llama_log_set(_on_log, ctypes.c_void_p(0))
-        lib.llama_backend_init()
+        start_library()
         self._model: Any = _load(model_path)
-        self._context_handle: Any = None
-        self._chains: dict[SequenceId, Any] = {}
+        self._handle: Any = None
+        self._samplers: dict[SequenceId, LlamaSampler] = {}
+        self._attached: set[SequenceId] = set()
         try:
-            trained: int = lib.llama_model_n_ctx_train(self._model)
-            if context is not None and context > trained:
-                raise ModelError(
-                    f"a context of {context} tokens is too much: "
-                    f"the model was trained for {trained}"
-                )
-            self.slots = slots
-            self.context = min(DEFAULT_CONTEXT, trained) if context is None else context
-            self.batch_size = max(BATCH_SIZE, slots)
+            self.capacity = self._plan_capacity(slots, context, cells, layout)
             self.vocabulary = LlamaVocabulary(self._model)
             template = lib.llama_model_chat_template(self._model, None)
             self.chat_template = None if template is None else template.decode()
-            self._context_handle = self._open_context(threads)
-            self._memory: Any = lib.llama_get_memory(self._context_handle)
-            self._batch = _Batch(self.batch_size)
+            self._attaches = samplers is SamplerPlace.CONTEXT or (
+                samplers is SamplerPlace.AUTO and lib.llama_supports_gpu_offload()
+            )
+            self._handle = self._open_context(threads, layout)
+            self._memory: Any = lib.llama_get_memory(self._handle)
+            self._batch = _Batch(self.capacity.batch_size)
+            self._make_sampler = LlamaSamplers(
+                self._model, self.vocabulary, context=self.capacity.context
+            ).make
             self._warm_up()
         except BaseException:
             self.close()
             raise
 
-    def start(
-        self, sequence_id: SequenceId, prompt: Sequence[TokenId], sampling: Sampling, /
-    ) -> None:
-        chain = self._chains[sequence_id] = self._chain(sampling)
-        # Penalties count the prompt's tokens too, as in llama.cpp's own server.
-        if last := self._penalty_length(sampling):
-            for token in prompt[-last:]:
-                lib.llama_sampler_accept(chain, token)
+    def sampler(
+        self,
+        prompt: Sequence[TokenId],
+        sampling: Sampling,
+        constraint: Constraint | None,
+        logprobs: int | None,
+        /,
+    ) -> Sampler:
+        return self._make_sampler(prompt, sampling, constraint, logprobs)
 
-    def decode(self, chunks: Sequence[Chunk], /) -> Mapping[SequenceId, TokenId]:
+    def start(self, sequence_id: SequenceId, sampler: Sampler, /) -> None:
+        assert isinstance(sampler, LlamaSampler)
+        self._samplers[sequence_id] = sampler
+        if self._attaches and sampler.attachable:
+            if lib.llama_set_sampler(self._handle, sequence_id, sampler.chain):
+                self._attached.add(sequence_id)
+
+    def stop(self, sequence_id: SequenceId, /) -> None:
+        if sequence_id in self._attached:
+            lib.llama_set_sampler(self._handle, sequence_id, None)
+            self._attached.remove(sequence_id)
+        self._samplers.pop(sequence_id).close()
+
+    def share(self, source: SequenceId, destination: SequenceId, length: int, /) -> bool:
+        # Only in the unified layout can a part be copied; elsewhere llama.cpp asserts that it is all.
+        if self.capacity.shares_cells and self.capacity.shares_part:
+            lib.llama_memory_seq_cp(self._memory, source, destination, 0, length)
+        else:
+            lib.llama_memory_seq_cp(self._memory, source, destination, -1, -1)
+        cut: bool = lib.llama_memory_seq_rm(self._memory, destination, length, -1)
+        last: int = lib.llama_memory_seq_pos_max(self._memory, destination)
+        first: int = lib.llama_memory_seq_pos_min(self._memory, destination)
+        # Recurrent models hold one state, that after the last token; a window may have lost the first.
+        whole = first == 0 or not self.capacity.shares_part
+        if cut and last == length - 1 and whole:
+            return True
+        self.forget(destination)
+        return False
+
+    def decode(self, chunks: Sequence[Chunk], /) -> Decoded:
         wanting = self._batch.fill(chunks)
-        code: int = lib.llama_decode(self._context_handle, self._batch.struct)
+        code: int = lib.llama_decode(self._handle, self._batch.struct)
         if code != 0:
             reason = DECODE_ERRORS.get(code, f"code {code}")
             raise DecodeError(f"llama.cpp could not decode: {reason}")
-        sample = lib.llama_sampler_sample
-        return {
-            sequence_id: TokenId(sample(self._chains[sequence_id], self._context_handle, row))
-            for sequence_id, row in wanting
-        }
+        tokens: dict[SequenceId, TokenId] = {}
+        logprobs: dict[SequenceId, Logprobs] = {}
+        refused: dict[SequenceId, RequestError] = {}
+        for sequence_id, row in wanting:
+            sampler = self._samplers[sequence_id]
+            if sequence_id in self._attached:
+                tokens[sequence_id] = TokenId(
+                    lib.llama_sampler_sample(sampler.chain, self._handle, row)
+                )
+                continue
+            logits = self._logits(row)
+            try:
+                token = tokens[sequence_id] = sampler.sample(logits)
+            except RequestError as error:
+                refused[sequence_id] = error
+            else:
+                if sampler.tells_logprobs:
+                    logprobs[sequence_id] = sampler.logprobs(logits, token)
+        return Decoded(tokens, logprobs, refused)
 
     def forget(self, sequence_id: SequenceId, /) -> None:
-        chain = self._chains.pop(sequence_id, None)
-        if chain is not None:
-            lib.llama_sampler_free(chain)
         removed: bool = lib.llama_memory_seq_rm(self._memory, sequence_id, -1, -1)
         assert removed, "llama.cpp promises that a whole sequence can be removed"
 
     def close(self) -> None:
-        for chain in self._chains.values():
-            lib.llama_sampler_free(chain)
-        self._chains.clear()
-        if self._context_handle is not None:
-            lib.llama_free(self._context_handle)
-            self._context_handle = None
+        if self._handle is not None:
+            lib.llama_free(self._handle)
+            self._handle = None
+        for sampler in self._samplers.values():
+            sampler.close()
+        self._samplers.clear()
         if self._model is not None:
             lib.llama_model_free(self._model)
             self._model = None
 
-    def _open_context(self, threads: int) -> Any:
+    def _plan_capacity(
+        self, slots: int, context: int | None, cells: int | None, layout: KvLayout
+    ) -> Capacity:
+        trained: int = lib.llama_model_n_ctx_train(self._model)
+        if context is not None and context > trained:
+            raise ModelError(
+                f"a context of {context} tokens is too much: the model was trained for {trained}"
+            )
+        context = min(DEFAULT_CONTEXT, trained) if context is None else context
+        most: int = lib.llama_max_parallel_sequences()
+        if slots > most:
+            raise ModelError(f"{slots} slots are too many: llama.cpp allows {most} sequences")
+        unified = layout is KvLayout.UNIFIED
+        sequences = min(most, slots + (max(8, slots) if unified else max(1, slots // 4)))
+        if not unified:
+            cells = context * sequences
+        elif cells is None:
+            cells = context * slots
+        elif cells < context:
+            raise ModelError(f"{cells} KV cells cannot hold one request of {context} tokens")
+        keeps_one_state: bool = lib.llama_model_is_recurrent(
+            self._model
+        ) or lib.llama_model_is_hybrid(self._model)
+        return Capacity(
+            slots=slots,
+            sequences=sequences,
+            context=context,
+            cells=cells,
+            batch_size=max(BATCH_SIZE, sequences),
+            shares_cells=unified,
+            shares_part=not keeps_one_state,
+        )
+
+    def _open_context(self, threads: int, layout: KvLayout) -> Any:
+        capacity = self.capacity
         params = lib.llama_context_default_params()
-        params.n_ctx = self.context * self.slots
-        params.n_seq_max = self.slots
-        params.n_batch = self.batch_size
-        params.n_ubatch = self.batch_size
+        params.n_ctx = capacity.cells
+        params.n_seq_max = capacity.sequences
+        params.n_batch = capacity.batch_size
+        params.n_ubatch = capacity.batch_size
         params.n_threads = threads
         params.n_threads_batch = threads
-        params.kv_unified = True
+        params.kv_unified = layout is KvLayout.UNIFIED
+        params.n_outputs_max_per_seq = 1
         params.no_perf = True
+        forget_messages()
         handle = lib.llama_init_from_model(self._model, params)
         if handle is None:
-            raise ModelError(
-                f"no memory for {self.slots} slots of {self.context} tokens{_because()}"
-            )
+            raise ModelError(f"no memory for {capacity.cells} tokens in the KV cache{because()}")
         return handle
 
     def _warm_up(self) -> None:
         """One pass reads all weights, so that the first client does not wait for the disk."""
         token = self.vocabulary.beginning or TokenId(0)
         self._batch.fill([Chunk(SequenceId(0), 0, (token,), wants_token=True)])
-        lib.llama_decode(self._context_handle, self._batch.struct)
+        lib.llama_decode(self._handle, self._batch.struct)
         lib.llama_memory_clear(self._memory, True)
 
-    def _chain(self, sampling: Sampling) -> Any:
-        """The samplers in llama.cpp's own default order."""
-        chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
-        assert chain is not None
-
-        def add(sampler: Any) -> None:
-            lib.llama_sampler_chain_add(chain, sampler)
-
-        add(
-            lib.llama_sampler_init_penalties(
-                self.vocabulary.size,
-                self._penalty_length(sampling),
-                sampling.penalty_repeat,
-                sampling.penalty_frequency,
-                sampling.penalty_presence,
-            )
+    def _logits(self, row: int) -> "np.ndarray[Any, np.dtype[np.float32]]":
+        """llama.cpp's own memory, valid until the next decode."""
+        pointer = lib.llama_get_logits_ith(self._handle, row)
+        address = ctypes.addressof(pointer.contents)
+        return np.frombuffer(
+            (ctypes.c_float * self.vocabulary.size).from_address(address), np.float32
         )
-        if sampling.temperature <= 0:
-            add(lib.llama_sampler_init_greedy())
-            return chain
-        add(lib.llama_sampler_init_top_k(sampling.top_k))
-        add(lib.llama_sampler_init_top_p(sampling.top_p, 1))
-        add(lib.llama_sampler_init_min_p(sampling.min_p, 1))
-        add(lib.llama_sampler_init_temp(sampling.temperature))
-        seed = random.getrandbits(32) if sampling.seed is None else sampling.seed & 0xFFFFFFFF
-        add(lib.llama_sampler_init_dist(seed))
-        return chain
-
-    def _penalty_length(self, sampling: Sampling) -> int:
-        """How many of the latest tokens the penalties look at; 0 if there are none to apply."""
-        penalties = (
-            sampling.penalty_repeat - 1,
-            sampling.penalty_frequency,
-            sampling.penalty_presence,
-        )
-        if not any(penalties):
-            return 0
-        # llama.cpp allocates as many entries as it is told.
-        longest = self.context
-        return longest if sampling.penalty_last_n < 0 else min(sampling.penalty_last_n, longest)
 
 
 def _load(model_path: str) -> Any:
-    _last_messages.clear()
+    forget_messages()
     model = lib.llama_model_load_from_file(model_path.encode(), lib.llama_model_default_params())
     if model is None:
-        raise ModelError(f"{model_path} could not be loaded{_because()}")
+        raise ModelError(f"{model_path} could not be loaded{because()}")
     return model
-
-
-def _because() -> str:
-    return f": {_last_messages[-1]}" if _last_messages else ""

@@ -7,15 +7,17 @@ It decides nothing: the scheduler does. Other threads talk to it through ``submi
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from agent.engine import Engine
+from agent.engine import Capacity, Chunk, Engine
 from agent.prompt import PreparedRequest
-from agent.scheduler import Effect, Forget, Scheduler, Start
+from agent.scheduler import Effect, Forget, Scheduler, Share, Start, Stop
 from common.errors import DecodeError
 from common.ids import RequestId
-from common.messages import Cancel, Event
+from common.messages import Cancel, Event, Figures
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,10 @@ class Listener(Protocol):
         """What one pass brought forth."""
         ...
 
+    def measured(self, figures: Figures, /) -> None:
+        """How the scheduler does: now and then while it works, and when it comes to rest."""
+        ...
+
     def ended(self, error: BaseException | None, /) -> None:
         """The thread is over: None because it was told to stop, else because it could not go on.
 
@@ -37,15 +43,45 @@ class Listener(Protocol):
         ...
 
 
+FIGURES_INTERVAL = 0.5
+"""Seconds between two reports to the listener while there is work."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    longest_gap: float = 0.25
+    """Seconds between two tokens of a stream while prompts are fed, if that can be had."""
+    cache_tokens: int | None = None
+    """Tokens that finished requests may keep; None: as many as one request can have. Attention
+    looks at every cell in use, so what is cached slows down what runs, if only a little.
+    """
+
+    def most_cached(self, capacity: Capacity) -> int:
+        return capacity.context if self.cache_tokens is None else self.cache_tokens
+
+
 class DecodeLoop:
-    def __init__(self, load: Callable[[], Engine], listener: Listener) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Engine],
+        listener: Listener,
+        settings: LoopSettings = LoopSettings(),
+    ) -> None:
         self._load = load
         self._listener = listener
+        self._settings = settings
+        self._pass_began: float | None = None
         self._inbox: queue.SimpleQueue[PreparedRequest | Cancel | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="decode-loop", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def step_age(self) -> float | None:
+        """Seconds since the newest pass began; None while there is nothing to be done."""
+        began = self._pass_began
+        return None if began is None else time.monotonic() - began
 
     def submit(self, request: PreparedRequest) -> None:
         """Run the request. The caller holds a slot for it, which bounds the inbox."""
@@ -81,22 +117,31 @@ class DecodeLoop:
     def _decode_until_stopped(self, engine: Engine) -> None:
         scheduler = Scheduler(
             vocabulary=engine.vocabulary,
-            sequences=engine.slots,
-            context=engine.context,
-            batch_size=engine.batch_size,
+            capacity=engine.capacity,
+            longest_gap=self._settings.longest_gap,
+            most_cached=self._settings.most_cached(engine.capacity),
         )
+        told = time.monotonic()
         while self._receive(scheduler, engine):
+            self._carry_out(scheduler.make_room(), scheduler, engine)
             chunks = scheduler.plan()
-            if not chunks:
-                continue
-            try:
-                sampled = engine.decode(chunks)
-            except DecodeError as error:
-                log.warning("a decode of %d sequences failed: %s", len(chunks), error)
-                effects = scheduler.fail([chunk.sequence_id for chunk in chunks], str(error))
-            else:
-                effects = scheduler.commit(chunks, sampled)
-            self._carry_out(effects, engine)
+            if chunks:
+                self._pass(chunks, scheduler, engine)
+            now = time.monotonic()
+            if scheduler.is_idle or now - told > FIGURES_INTERVAL:
+                told = now
+                self._listener.measured(scheduler.figures)
+
+    def _pass(self, chunks: Sequence[Chunk], scheduler: Scheduler, engine: Engine) -> None:
+        started = self._pass_began = time.monotonic()
+        try:
+            decoded = engine.decode(chunks)
+        except DecodeError as error:
+            log.warning("a decode of %d sequences failed: %s", len(chunks), error)
+            effects = scheduler.fail(chunks, str(error))
+        else:
+            effects = scheduler.commit(chunks, decoded, seconds=time.monotonic() - started)
+        self._carry_out(effects, scheduler, engine)
 
     def _receive(self, scheduler: Scheduler, engine: Engine) -> bool:
         """Take what came since the last pass; wait for something if there is nothing to decode.
@@ -105,6 +150,8 @@ class DecodeLoop:
         """
         effects: list[Effect] = []
         block = scheduler.is_idle
+        if block:
+            self._pass_began = None
         while True:
             try:
                 command = self._inbox.get(block=block)
@@ -118,15 +165,20 @@ class DecodeLoop:
                     effects += scheduler.cancel(request_id)
                 case PreparedRequest():
                     effects += scheduler.submit(command)
-        self._carry_out(effects, engine)
+        self._carry_out(effects, scheduler, engine)
         return True
 
-    def _carry_out(self, effects: Sequence[Effect], engine: Engine) -> None:
+    def _carry_out(self, effects: Sequence[Effect], scheduler: Scheduler, engine: Engine) -> None:
         events: list[Event] = []
         for effect in effects:
             match effect:
-                case Start(sequence_id, prompt, sampling):
-                    engine.start(sequence_id, prompt, sampling)
+                case Start(sequence_id, sampler):
+                    engine.start(sequence_id, sampler)
+                case Share(source, destination, length):
+                    if not engine.share(source, destination, length):
+                        scheduler.not_shared(destination)
+                case Stop(sequence_id):
+                    engine.stop(sequence_id)
                 case Forget(sequence_id):
                     engine.forget(sequence_id)
                 case _:

@@ -6,11 +6,11 @@ so that they do not hold up the streams that run.
 
 from dataclasses import dataclass
 
-from agent.engine import Engine
+from agent.engine import Engine, Sampler
 from agent.template import ChatTemplate
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, TokenId
-from common.messages import Conversation, Generate, RawPrompt, Sampling
+from common.messages import Conversation, Generate, RawPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +19,16 @@ class PreparedRequest:
     prompt: list[TokenId]
     """At least one token, and fewer than the context holds."""
     max_tokens: int
-    sampling: Sampling
-    stop: tuple[str, ...]
+    sampler: Sampler
+    stop: tuple[str, ...] = ()
+    cache_salt: str = ""
 
 
 class Preparer:
     def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._vocabulary = engine.vocabulary
-        self._context = engine.context
+        self._context = engine.capacity.context
         self._template: ChatTemplate | None = None
         self._why_no_template = "the model has no chat template"
         if engine.chat_template is not None:
@@ -55,8 +57,16 @@ class Preparer:
             raise RequestError(ErrorCode.INVALID_REQUEST, "the prompt is empty")
         if len(tokens) >= self._context:
             raise self._too_long(str(len(tokens)))
+        sampler = self._engine.sampler(
+            tokens, request.sampling, request.constraint, request.logprobs
+        )
         return PreparedRequest(
-            request.request_id, tokens, request.max_tokens, request.sampling, request.stop
+            request.request_id,
+            tokens,
+            request.max_tokens,
+            sampler,
+            request.stop,
+            request.cache_salt,
         )
 
     def _too_long(self, count: str) -> RequestError:

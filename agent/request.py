@@ -1,10 +1,10 @@
-"""The life of one request on this agent: ingesting its prompt, then generating.
+"""The life of one request on this agent. No I/O here.
 
-The phase is not stored, it follows from the counts. No I/O here.
+Its tokens are those of the prompt and, behind them, those generated so far: what has to be fed is
+the same whether a request begins or is resumed. The phase is not stored, it follows from the
+counts.
 """
 
-import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.text import TextStream
@@ -12,32 +12,48 @@ from common.ids import RequestId, SequenceId, TokenId
 from common.messages import Usage
 
 
-class Phase(enum.Enum):
-    INGESTING = enum.auto()
-    GENERATING = enum.auto()
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ActiveRequest:
     request_id: RequestId
     sequence_id: SequenceId
-    prompt: Sequence[TokenId]
+    arrival: int
+    """Older requests have smaller numbers; kept when the request is paused."""
+    tokens: list[TokenId]
+    prompt_length: int
     max_tokens: int
     text: TextStream
+    salt: str
     fed: int = 0
-    """How many tokens the model has seen, which is also the next position."""
-    generated: int = 0
-    last_token: TokenId | None = None
+    """How many tokens the sequence holds, which is also the next position."""
+    cached: int = 0
+    """How many tokens of the prompt another sequence held already."""
+    failures: int = 0
+    """Failed decodes that it took part in."""
+    alone_until: int = 0
+    """It is fed alone up to here, since a decode failed that had this much of it."""
 
     @property
-    def phase(self) -> Phase:
-        return Phase.INGESTING if self.fed < len(self.prompt) else Phase.GENERATING
+    def remaining(self) -> int:
+        """Tokens to be fed before the next one can be sampled; at least 1."""
+        return len(self.tokens) - self.fed
 
     @property
-    def length(self) -> int:
-        """Prompt and generated tokens together."""
-        return len(self.prompt) + self.generated
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def is_generating(self) -> bool:
+        """Everything but the newest token has been fed."""
+        return self.generated > 0 and self.remaining == 1
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.fed < self.alone_until
 
     @property
     def usage(self) -> Usage:
-        return Usage(prompt_tokens=len(self.prompt), content_tokens=self.generated)
+        return Usage(
+            prompt_tokens=self.prompt_length,
+            cached_prompt_tokens=self.cached,
+            content_tokens=self.generated,
+        )

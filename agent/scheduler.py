@@ -1,41 +1,82 @@
 """Continuous batching: which tokens to feed next, and what came of it.
 
-One pass is ``plan`` -> ``Engine.decode`` -> ``commit`` (or ``fail``). Planning changes nothing that
-a failed decode would have to undo. ``submit`` and ``cancel`` come between passes only, else a
-sequence ID in the plan could already be somebody else's. No I/O here, no clock and no model.
+One pass is ``make_room`` -> ``plan`` -> ``Engine.decode`` -> ``commit`` (or ``fail``). Planning
+changes nothing that a failed decode would have to undo. ``submit`` and ``cancel`` come between
+passes only, else a sequence ID in the plan could already be somebody else's. No I/O here, no clock
+and no model.
 
-Effects come in one list, in the order in which they must be carried out: ``Start`` and ``Forget``
-are for the engine, the events are for the client.
+Effects come in one list, in the order in which they must be carried out: ``Start``, ``Share``,
+``Stop`` and ``Forget`` are for the engine, the events are for the client.
 
-| a request is | and it is found in |
-|---|---|
-| ingesting its prompt | ``_active``, with ``fed`` < the length of its prompt |
-| generating | ``_active``, with ``fed`` at least that |
-| over | nowhere: its last event and ``Forget`` left together |
+| a request is | and it is found in | it leaves by |
+|---|---|---|
+| waiting, for cells or for a prefix that is being fed | ``_waiting``; holds no cells | ``make_room`` |
+| ingesting its prompt, or after a pause what it had | ``_active`` | ``commit`` |
+| generating | ``_active``, with ``is_generating`` | the end; short cells: back to waiting |
+| over | nowhere; its sequence may stay cached | |
+
+Always true: the oldest request can go on; what an older request needs is taken from cached
+sequences first, then from the youngest request, which waits and is fed again later.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from agent.engine import Chunk, Vocabulary
+from agent.budget import SMALLEST, PromptBudget
+from agent.engine import Capacity, Chunk, Decoded, Sampler, Vocabulary
+from agent.kv import KvCache, Prefix
 from agent.prompt import PreparedRequest
-from agent.request import ActiveRequest, Phase
-from agent.sequences import SequencePool
+from agent.rates import Rates
+from agent.request import ActiveRequest
 from agent.text import TextStream
 from common.errors import ErrorCode
-from common.ids import RequestId, SequenceId, TokenId
-from common.messages import Event, Failed, Finished, FinishReason, Sampling, TokenGenerated
+from common.ids import RequestId, SequenceId
+from common.messages import (
+    Event,
+    Failed,
+    Figures,
+    Finished,
+    FinishReason,
+    TokenGenerated,
+)
 
-PROMPT_BUDGET = 256
-"""Prompt tokens in one pass at most: a long prompt must not hold up the streams that run."""
+WORTH_SHARING = 8
+"""A shorter prefix is fed again: that costs less than keeping account of it."""
+
+WORTH_WAITING = SMALLEST
+"""Waiting for a prefix that is being fed costs about one pass, which feeds this much anyway."""
+
+SMALLEST_SHARE = 16
+"""Prompt tokens that a prompt gets in a pass at least, if it gets any and has so many."""
+
+HEADROOM = 16
+"""Cells that must be left for each active request when another one is admitted, so that it is
+not paused again at once."""
+
+MOST_FAILURES = 3
+"""Failed decodes after which a request is given up, even if it never failed alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     sequence_id: SequenceId
-    prompt: Sequence[TokenId]
-    sampling: Sampling
+    sampler: Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """If the engine cannot, ``not_shared`` must be called before ``plan``."""
+
+    source: SequenceId
+    destination: SequenceId
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    sequence_id: SequenceId
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,113 +84,294 @@ class Forget:
     sequence_id: SequenceId
 
 
-Effect: TypeAlias = Start | Forget | Event
+Effect: TypeAlias = Start | Share | Stop | Forget | Event
 
 
 class Scheduler:
     def __init__(
-        self, *, vocabulary: Vocabulary, sequences: int, context: int, batch_size: int
+        self, *, vocabulary: Vocabulary, capacity: Capacity, longest_gap: float, most_cached: int
     ) -> None:
-        """``batch_size``: tokens in one pass at most; it must hold one for each sequence."""
-        assert batch_size >= sequences
+        """``longest_gap``: seconds between two tokens of a stream while prompts are fed, if that
+        can be had. ``most_cached``: cells that finished requests may keep.
+        """
+        assert capacity.slots <= capacity.sequences <= capacity.batch_size
+        assert capacity.context <= capacity.cells
         self._vocabulary = vocabulary
-        self._context = context
-        self._batch_size = batch_size
-        self._sequences = SequencePool(sequences)
+        self._context = capacity.context
+        self._batch_size = capacity.batch_size
+        self._kv = KvCache(capacity, most_cached=most_cached)
+        self._budget = PromptBudget(longest_gap=longest_gap, batch_size=capacity.batch_size)
+        self._rates = Rates()
+        self._arrivals = 0
+        self._requests: dict[RequestId, ActiveRequest] = {}
         self._active: dict[SequenceId, ActiveRequest] = {}
+        self._waiting: list[ActiveRequest] = []  # by arrival
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._pauses = 0
 
     @property
     def is_idle(self) -> bool:
-        return not self._active
+        return not self._requests
+
+    @property
+    def figures(self) -> Figures:
+        cells = self._kv.cells
+        return Figures(
+            cells_total=cells.capacity,
+            cells_running=cells.running,
+            cells_cached=cells.cached,
+            prompt_tokens_fed=self._prompt_tokens,
+            prompt_tokens_cached=self._cached_tokens,
+            pauses=self._pauses,
+            waiting=len(self._waiting),
+            prefill_rate=self._rates.prefill,
+            decode_rate=self._rates.decode,
+            concurrency=self._rates.concurrency,
+        )
 
     def submit(self, request: PreparedRequest) -> list[Effect]:
         """Begin a request. The caller owns the slots and submits no more than there are."""
         assert 0 < len(request.prompt) < self._context
-        sequence_id = self._sequences.acquire()
-        self._active[sequence_id] = ActiveRequest(
+        assert request.request_id not in self._requests
+        sequence_id, dropped = self._kv.acquire()
+        self._arrivals += 1
+        active = ActiveRequest(
             request.request_id,
             sequence_id,
-            request.prompt,
+            self._arrivals,
+            list(request.prompt),
+            len(request.prompt),
             request.max_tokens,
             TextStream(request.stop),
+            request.cache_salt,
         )
-        return [Start(sequence_id, request.prompt, request.sampling)]
+        self._requests[request.request_id] = active
+        self._waiting.append(active)
+        return [*map(Forget, dropped), Start(sequence_id, request.sampler)]
 
     def cancel(self, request_id: RequestId) -> list[Effect]:
         """End the request, with what it has used. Nothing to do if it is over already."""
-        for request in self._active.values():
-            if request.request_id == request_id:
-                return self._finish(request, FinishReason.CANCELLED)
-        return []
+        request = self._requests.get(request_id)
+        return [] if request is None else self._finish(request, FinishReason.CANCELLED)
+
+    def make_room(self) -> list[Effect]:
+        """See to it that the next pass has its cells, and let requests in that wait."""
+        effects: list[Effect] = []
+        self._admit(effects)
+        while True:
+            rows, prompts = self._split()
+            wanted = len(rows) + self._prompt_tokens_wanted(rows, prompts)
+            while self._kv.cells.free < wanted and (dropped := self._kv.evict()):
+                effects += map(Forget, dropped)
+            if self._kv.cells.free >= max(1, len(rows)) or not self._active:
+                return effects
+            youngest = max(self._active.values(), key=lambda request: request.arrival)
+            self._pauses += 1
+            self._pause(youngest, effects)
+
+    def not_shared(self, sequence_id: SequenceId) -> None:
+        """The engine could not carry out the ``Share`` to this sequence: it is fed instead."""
+        request = self._active.get(sequence_id)
+        if request is None:
+            return  # paused at once: it will be fed anyway
+        self._kv.cells.drop(sequence_id)
+        request.fed = 0
+        if request.generated == 0:
+            request.cached = 0
 
     def plan(self) -> list[Chunk]:
         """Chunks for one decode; none if there is nothing to do.
 
+        0. After a failed decode those it touched are fed alone, the oldest first.
         1. Requests that generate go first, one token each, so that no prompt stalls a stream.
-        2. Prompts share what is left of the batch, within the prompt budget, oldest first.
+        2. Prompts share what the budget allows. In order of their age each gets up to half of what
+           is left, so that a short one does not wait for a long one; then the oldest the rest.
         """
-        chunks: list[Chunk] = []
-        ingesting: list[ActiveRequest] = []
-        for request in self._active.values():
-            if request.phase is Phase.INGESTING:
-                ingesting.append(request)
-            else:
-                assert request.last_token is not None
-                chunks.append(
-                    Chunk(request.sequence_id, request.fed, (request.last_token,), wants_token=True)
-                )
-        budget = min(PROMPT_BUDGET, self._batch_size - len(chunks))
-        for request in ingesting:
-            if budget <= 0:
-                break
-            tokens = request.prompt[request.fed : request.fed + budget]
-            budget -= len(tokens)
-            wants_token = request.fed + len(tokens) == len(request.prompt)
-            chunks.append(Chunk(request.sequence_id, request.fed, tokens, wants_token=wants_token))
+        rows, prompts = self._split()
+        suspects = [request for request in (*rows, *prompts) if request.is_suspect]
+        if suspects:
+            request = min(suspects, key=lambda request: request.arrival)
+            count = min(request.remaining, self._batch_size, self._kv.cells.free)
+            return [self._chunk(request, count)] if count else []
+        chunks = [self._chunk(request, 1) for request in rows]
+        left = min(self._prompt_tokens_wanted(rows, prompts), self._kv.cells.free - len(rows))
+        counts: list[int] = []
+        for n, request in enumerate(prompts):
+            share = left if n == len(prompts) - 1 else max(left // 2, SMALLEST_SHARE)
+            counts.append(min(request.remaining, share, left))
+            left -= counts[-1]
+        for n, request in enumerate(prompts):
+            more = min(request.remaining - counts[n], left)
+            left -= more
+            if counts[n] + more:
+                chunks.append(self._chunk(request, counts[n] + more))
         return chunks
 
-    def commit(
-        self, chunks: Sequence[Chunk], sampled: Mapping[SequenceId, TokenId]
-    ) -> list[Effect]:
-        """Take note that the chunks were decoded and what was sampled after them."""
+    def commit(self, chunks: Sequence[Chunk], decoded: Decoded, *, seconds: float) -> list[Effect]:
+        """Take note that the chunks were decoded in so many seconds, and of what was sampled."""
+        effects: list[Effect] = []
+        rows = 0
+        fed = 0
+        for chunk in chunks:
+            request = self._active[chunk.sequence_id]
+            rows += request.is_generating
+            fed += len(chunk.tokens)
+            request.fed += len(chunk.tokens)
+            self._kv.cells.grow(chunk.sequence_id, len(chunk.tokens))
+            if chunk.wants_token:
+                self._take(request, decoded, effects)
+        self._prompt_tokens += fed - rows
+        self._budget.measured(seconds=seconds, rows=rows, prompt_tokens=fed - rows)
+        self._rates.measured(seconds=seconds, rows=rows, prompt_tokens=fed - rows)
+        return effects
+
+    def fail(self, chunks: Sequence[Chunk], message: str) -> list[Effect]:
+        """The decode of these chunks failed, and their sequences are not to be relied on.
+
+        1. A request that was alone in it is at fault: it ends with the message.
+        2. So does one that took part in too many failures.
+        3. The others begin anew, each fed alone until it is past the point of failure.
+        """
         effects: list[Effect] = []
         for chunk in chunks:
             request = self._active[chunk.sequence_id]
-            request.fed += len(chunk.tokens)
-            if chunk.wants_token:
-                effects += self._take(request, sampled[chunk.sequence_id])
+            request.failures += 1
+            if len(chunks) == 1 or request.failures > MOST_FAILURES:
+                effects += self._abort(request, ErrorCode.DECODE_FAILED, message)
+            else:
+                request.alone_until = chunk.position + len(chunk.tokens)
+                self._pause(request, effects)
         return effects
 
-    def fail(self, sequence_ids: Iterable[SequenceId], message: str) -> list[Effect]:
-        """The decode that fed these sequences failed: their requests end with the message."""
-        effects: list[Effect] = []
-        for sequence_id in sequence_ids:
-            request = self._active[sequence_id]
-            effects.append(Failed(request.request_id, ErrorCode.DECODE_FAILED, message))
-            effects.append(self._release(request))
-        return effects
+    # Letting in and pausing
 
-    def _take(self, request: ActiveRequest, token: TokenId) -> list[Effect]:
+    def _admit(self, effects: list[Effect]) -> None:
+        """First come, first served, but for those that wait for a prefix: they let others pass."""
+        fed = {sequence_id: request.fed for sequence_id, request in self._active.items()}
+        promised = sum(request.remaining for request in self._active.values())
+        still_waiting: list[ActiveRequest] = []
+        full = False
+        for request in self._waiting:
+            if full:
+                still_waiting.append(request)
+                continue
+            prefix = self._kv.find(request.tokens, fed, salt=request.salt)
+            if prefix is not None and prefix.expected - prefix.ready >= WORTH_WAITING:
+                still_waiting.append(request)
+                continue
+            if prefix is not None and prefix.ready < WORTH_SHARING:
+                prefix = None
+            if self._active and not self._fits(request, prefix, promised):
+                full = True
+                still_waiting.append(request)
+                continue
+            self._activate(request, prefix, effects)
+            fed[request.sequence_id] = request.fed
+            promised += request.remaining
+        self._waiting = still_waiting
+
+    def _fits(self, request: ActiveRequest, prefix: Prefix | None, promised: int) -> bool:
+        """Are there cells for all that is active, this one too, once cached ones are dropped?"""
+        needed = len(request.tokens)
+        if prefix is not None and not self._kv.is_cached(prefix.source):
+            needed -= prefix.ready  # these cells are counted as running already
+        headroom = HEADROOM * (len(self._active) + 1)
+        cells = self._kv.cells
+        return cells.running + promised + needed + headroom <= cells.capacity
+
+    def _activate(
+        self, request: ActiveRequest, prefix: Prefix | None, effects: list[Effect]
+    ) -> None:
+        self._active[request.sequence_id] = request
+        self._kv.admit(request.sequence_id, request.tokens, salt=request.salt)
+        request.fed = 0
+        if prefix is not None:
+            request.fed = prefix.ready
+            self._kv.share(prefix.source, request.sequence_id, prefix.ready)
+            effects.append(Share(prefix.source, request.sequence_id, prefix.ready))
+        if request.generated == 0:  # else it is resumed: what it was spared at first stays true
+            request.cached = request.fed
+
+    def _pause(self, request: ActiveRequest, effects: list[Effect]) -> None:
+        """Give up its cells; its tokens are kept, to be fed again later."""
+        self._kv.empty(request.sequence_id)
+        effects.append(Forget(request.sequence_id))
+        del self._active[request.sequence_id]
+        request.fed = 0
+        insort(self._waiting, request, key=lambda request: request.arrival)
+
+    # The parts of a pass
+
+    def _split(self) -> tuple[list[ActiveRequest], list[ActiveRequest]]:
+        """The active requests that generate, and those whose prompts are fed, oldest first."""
+        rows: list[ActiveRequest] = []
+        prompts: list[ActiveRequest] = []
+        for request in self._active.values():
+            (rows if request.is_generating else prompts).append(request)
+        prompts.sort(key=lambda request: request.arrival)
+        return rows, prompts
+
+    def _prompt_tokens_wanted(
+        self, rows: Sequence[ActiveRequest], prompts: Sequence[ActiveRequest]
+    ) -> int:
+        if not prompts:
+            return 0
+        return min(self._budget.tokens(len(rows)), sum(request.remaining for request in prompts))
+
+    def _chunk(self, request: ActiveRequest, count: int) -> Chunk:
+        end = request.fed + count
+        return Chunk(
+            request.sequence_id,
+            request.fed,
+            request.tokens[request.fed : end],
+            wants_token=end == len(request.tokens),
+        )
+
+    # What came of it
+
+    def _take(self, request: ActiveRequest, decoded: Decoded, effects: list[Effect]) -> None:
+        sequence_id = request.sequence_id
+        refused = decoded.refused.get(sequence_id)
+        if refused is not None:
+            effects += self._abort(request, refused.code, refused.message)
+            return
+        token = decoded.tokens[sequence_id]
         if self._vocabulary.is_end(token):
-            return self._finish(request, FinishReason.STOP)
-        request.generated += 1
-        request.last_token = token
+            effects += self._finish(request, FinishReason.STOP)
+            return
+        if request.generated == 0:
+            self._cached_tokens += request.cached
+        request.tokens.append(token)
         text = request.text.feed(self._vocabulary.piece(token))
-        effects: list[Effect] = [TokenGenerated(request.request_id, token, text)]
+        logprobs = decoded.logprobs.get(sequence_id) if decoded.logprobs else None
+        effects.append(TokenGenerated(request.request_id, token, text, logprobs))
         if request.text.stopped:
             effects += self._finish(request, FinishReason.STOP)
-        elif request.generated >= request.max_tokens or request.length >= self._context:
+        elif request.generated >= request.max_tokens or len(request.tokens) >= self._context:
             effects += self._finish(request, FinishReason.LENGTH)
-        return effects
 
     def _finish(self, request: ActiveRequest, reason: FinishReason) -> list[Effect]:
         tail = request.text.flush()
-        return [
-            Finished(request.request_id, reason, request.usage, tail),
-            self._release(request),
-        ]
+        effects: list[Effect] = [Finished(request.request_id, reason, request.usage, tail)]
+        del self._requests[request.request_id]
+        effects.append(Stop(request.sequence_id))
+        if self._active.pop(request.sequence_id, None) is None:
+            self._waiting.remove(request)
+        held = request.tokens[: request.fed]
+        if held:
+            dropped = self._kv.rest(request.sequence_id, held, salt=request.salt)
+        else:
+            dropped = self._kv.release(request.sequence_id)
+        effects += map(Forget, dropped)
+        return effects
 
-    def _release(self, request: ActiveRequest) -> Forget:
+    def _abort(self, request: ActiveRequest, code: ErrorCode, message: str) -> list[Effect]:
+        """End an active request with an error; what its sequence holds is of no further use."""
+        del self._requests[request.request_id]
         del self._active[request.sequence_id]
-        self._sequences.release(request.sequence_id)
-        return Forget(request.sequence_id)
+        return [
+            Failed(request.request_id, code, message),
+            Stop(request.sequence_id),
+            *map(Forget, self._kv.release(request.sequence_id)),
+        ]

@@ -1,4 +1,11 @@
-"""The sequence IDs that one llama.cpp context can hold at once. No I/O here."""
+"""The sequence IDs that one llama.cpp context can hold at once. No I/O here.
+
+| an ID is | and it is found in |
+|---|---|
+| free | ``_free``: its sequence is empty |
+| running | ``_running``: a request owns it |
+| cached | ``_cached``, least recently used first: it keeps what a finished request has fed |
+"""
 
 from common.ids import SequenceId
 
@@ -6,15 +13,42 @@ from common.ids import SequenceId
 class SequencePool:
     def __init__(self, size: int) -> None:
         self._free = [SequenceId(n) for n in reversed(range(size))]
-        self._taken: set[SequenceId] = set()
+        self._running: set[SequenceId] = set()
+        self._cached: dict[SequenceId, None] = {}
+
+    @property
+    def has_free(self) -> bool:
+        return bool(self._free)
+
+    @property
+    def oldest_cached(self) -> SequenceId | None:
+        """The one that was not used for the longest time."""
+        return next(iter(self._cached), None)
+
+    def is_cached(self, sequence_id: SequenceId) -> bool:
+        return sequence_id in self._cached
 
     def acquire(self) -> SequenceId:
-        """A sequence ID that nobody else holds. The caller knows that there is one."""
+        """A sequence ID that nobody else holds. Ask ``has_free`` before."""
         assert self._free, "more sequences asked for than the context holds"
         sequence_id = self._free.pop()
-        self._taken.add(sequence_id)
+        self._running.add(sequence_id)
         return sequence_id
 
+    def rest(self, sequence_id: SequenceId) -> None:
+        """From running to cached."""
+        self._running.remove(sequence_id)
+        self._cached[sequence_id] = None
+
+    def touch(self, sequence_id: SequenceId) -> None:
+        """A cached one has been of use."""
+        del self._cached[sequence_id]
+        self._cached[sequence_id] = None
+
     def release(self, sequence_id: SequenceId) -> None:
-        self._taken.remove(sequence_id)
+        """From running or cached to free."""
+        if sequence_id in self._cached:
+            del self._cached[sequence_id]
+        else:
+            self._running.remove(sequence_id)
         self._free.append(sequence_id)

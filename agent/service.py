@@ -15,7 +15,7 @@ from typing import Any
 from agent.admission import Admission
 from agent.engine import Engine
 from agent.link import Link
-from agent.loop import DecodeLoop
+from agent.loop import DecodeLoop, LoopSettings
 from agent.prompt import PreparedRequest, Preparer
 from common.errors import ErrorCode, ModelError, RequestError
 from common.ids import AgentId, RequestId
@@ -25,6 +25,7 @@ from common.messages import (
     Cancel,
     Event,
     Failed,
+    Figures,
     Finished,
     FinishReason,
     Generate,
@@ -39,6 +40,9 @@ from common.messages import (
 
 log = logging.getLogger(__name__)
 
+STATUS_INTERVAL = 1.0
+"""Seconds between two reports while there is work, so that a pass that hangs is seen to grow old."""
+
 GOOD_BYE_TIMEOUT = 2.0
 """Seconds for the last frames and the thread's last pass when the agent stops."""
 
@@ -52,6 +56,7 @@ class Agent:
         slots: int,
         model_path: str,
         load: Callable[[], Engine],
+        loop_settings: LoopSettings = LoopSettings(),
     ) -> None:
         """``balancer``: the websocket address of its agent listener. ``load`` runs on a thread.
 
@@ -63,6 +68,7 @@ class Agent:
         self._agent_id = AgentId(uuid.uuid4().hex)
         self._version = 0
         self._issues: tuple[Issue, ...] = ()
+        self._figures = Figures()
         self._admission = Admission()
         self._preparer: Preparer | None = None
         self._preparing: dict[RequestId, Future[PreparedRequest]] = {}
@@ -74,7 +80,7 @@ class Agent:
         self._idle.set()
         self._over: asyncio.Future[None] = self._asyncio.create_future()
         self._link = Link(balancer, self)
-        self._loop = DecodeLoop(load, self)
+        self._loop = DecodeLoop(load, self, loop_settings)
 
     async def run(self) -> None:
         """Serve until ``stop`` or ``drain``, or until it cannot go on.
@@ -84,15 +90,17 @@ class Agent:
         """
         self._loop.start()
         link = asyncio.create_task(self._link.run())
+        reports = asyncio.create_task(self._report_while_busy())
         try:
             done, _ = await asyncio.wait({link, self._over}, return_when=asyncio.FIRST_COMPLETED)
             for end in done:
                 end.result()
         finally:
+            reports.cancel()
             self._link.close()
             await asyncio.wait({link}, timeout=GOOD_BYE_TIMEOUT)
             link.cancel()
-            await asyncio.gather(link, return_exceptions=True)
+            await asyncio.gather(link, reports, return_exceptions=True)
             self._loop.stop()
             if not await asyncio.to_thread(self._loop.join, GOOD_BYE_TIMEOUT):
                 log.warning("the model's thread is still busy; leaving it behind")
@@ -129,6 +137,8 @@ class Agent:
             draining=self._admission.draining,
             model_path=self._model_path,
             issues=self._issues,
+            figures=self._figures,
+            step_age=self._loop.step_age,
         )
 
     def received(self, frame: ToAgent, /) -> None:
@@ -152,10 +162,13 @@ class Agent:
     # What the model's thread says (on that thread)
 
     def loaded(self, engine: Engine, /) -> None:
-        self._hand_over(self._start_serving, engine.slots, Preparer(engine))
+        self._hand_over(self._start_serving, engine.capacity.slots, Preparer(engine))
 
     def happened(self, events: Sequence[Event], /) -> None:
         self._hand_over(self._tell, events)
+
+    def measured(self, figures: Figures, /) -> None:
+        self._hand_over(self._note, figures)
 
     def ended(self, error: BaseException | None, /) -> None:
         self._hand_over(self._give_up, error)
@@ -172,6 +185,16 @@ class Agent:
         if not preparer.has_template:
             self._issues = (Issue.UNABLE_TO_FIND_CHAT_TEMPLATE,)
         self._status_changed()
+
+    def _note(self, figures: Figures) -> None:
+        self._figures = figures
+        self._status_changed()
+
+    async def _report_while_busy(self) -> None:
+        while True:
+            await asyncio.sleep(STATUS_INTERVAL)
+            if not self._idle.is_set():
+                self._status_changed()
 
     def _give_up(self, error: BaseException | None) -> None:
         self._admission.slots = 0

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.messages import Sampling
+from common.messages import Pooling, Sampling
 
 
 class Strict(BaseModel):
@@ -27,15 +27,6 @@ class CacheType(enum.StrEnum):
     IQ4_NL = "IQ4_NL"
     Q5_0 = "Q5_0"
     Q5_1 = "Q5_1"
-
-
-class PoolingType(enum.StrEnum):
-    UNSPECIFIED = "Unspecified"
-    NONE = "None"
-    MEAN = "Mean"
-    CLS = "Cls"
-    LAST = "Last"
-    RANK = "Rank"
 
 
 UInt: TypeAlias = Annotated[int, Field(ge=0, lt=2**32)]
@@ -58,7 +49,7 @@ class InferenceParameters(Strict):
     penalty_last_n: Int
     penalty_presence: float
     penalty_repeat: float
-    pooling_type: PoolingType
+    pooling_type: Pooling
     temperature: float
     top_k: Int
     top_p: float
@@ -80,7 +71,7 @@ class InferenceParameters(Strict):
             penalty_last_n=sampling.penalty_last_n,
             penalty_presence=sampling.penalty_presence,
             penalty_repeat=sampling.penalty_repeat,
-            pooling_type=PoolingType.LAST,
+            pooling_type=Pooling.LAST,
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,

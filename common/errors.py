@@ -22,6 +22,7 @@ class ErrorCode(enum.StrEnum):
     AGENT_LOST = "agent_lost"
     BUFFER_FULL = "buffer_full"
     BUFFER_TIMEOUT = "buffer_timeout"
+    NO_AGENTS = "no_agents"
     DECODE_FAILED = "decode_failed"
     INTERNAL_ERROR = "internal_error"
     SHUTTING_DOWN = "shutting_down"
@@ -40,6 +41,7 @@ STATUS = {
     ErrorCode.AGENT_LOST: 502,
     ErrorCode.BUFFER_FULL: 503,
     ErrorCode.BUFFER_TIMEOUT: 504,
+    ErrorCode.NO_AGENTS: 503,
     ErrorCode.DECODE_FAILED: 500,
     ErrorCode.INTERNAL_ERROR: 500,
     ErrorCode.SHUTTING_DOWN: 503,

@@ -2,13 +2,16 @@
 
 One union a direction, in MessagePack. A frame is a frozen value whose ``type`` tag is the class's
 name in snake case. The agent dials, says ``Join``, and then sends a ``Step`` for each pass of its
-model and a ``Status`` for each change of its slots; the balancer sends ``Generate`` and ``Cancel``.
+model and a ``Status`` for each change of its slots; the balancer sends ``Generate``, ``Embed`` and
+``Cancel``.
 
-Every ``Generate`` is answered by exactly one of ``Finished``, ``Failed`` or ``Busy``, after any
-number of ``TokenGenerated``, unless the link is lost first.
+Every ``Generate`` and every ``Embed`` is answered by exactly one of ``Finished``, ``Failed`` or
+``Busy``, unless the link is lost first. Before it come any number of ``TokenGenerated``, or of
+``Embedded`` and ``DocumentTooLong``.
 """
 
 import enum
+import struct
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -139,6 +142,51 @@ class Generate(Frame, frozen=True, kw_only=True):
     """Cached prompts are shared only between requests of the same salt (one for each tenant)."""
 
 
+class Pooling(enum.StrEnum):
+    """What becomes of a document's tokens' vectors; the names are those of the published wire format."""
+
+    UNSPECIFIED = "Unspecified"
+    """As the model says."""
+    NONE = "None"
+    """All of them, in the order of the tokens."""
+    MEAN = "Mean"
+    CLS = "Cls"
+    """The first one."""
+    LAST = "Last"
+    RANK = "Rank"
+    """Not a vector but scores, from the classification head that some models have."""
+
+
+class Unchanged(Frame, frozen=True):
+    """Vectors as the model gives them."""
+
+
+class L2(Frame, frozen=True):
+    """Divided by the Euclidean norm; a vector of zeros stays one."""
+
+
+class RmsNorm(Frame, frozen=True):
+    """Divided by sqrt(mean of squares + ``epsilon``)."""
+
+    epsilon: float
+
+
+Normalization: TypeAlias = Unchanged | L2 | RmsNorm
+
+
+class Document(msgspec.Struct, frozen=True):
+    document_id: str
+    """The client's own name for it."""
+    text: str
+
+
+class Embed(Frame, frozen=True, kw_only=True):
+    request_id: RequestId
+    documents: tuple[Document, ...]
+    pooling: Pooling
+    normalization: Normalization = Unchanged()
+
+
 class Cancel(Frame, frozen=True):
     """Nobody reads this request any more: end it within one pass. Unknown ids are ignored."""
 
@@ -186,6 +234,37 @@ class TokenGenerated(Frame, frozen=True):
     logprobs: Logprobs | None = None
 
 
+class Embedded(Frame, frozen=True):
+    """One document's vector; with ``Pooling.NONE`` one for each of its tokens."""
+
+    request_id: RequestId
+    document_id: str
+    dimensions: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+    values: bytes
+    """Vector after vector, 32-bit floats, little endian."""
+
+    def __post_init__(self) -> None:
+        if not self.values or len(self.values) % (4 * self.dimensions):
+            raise ValueError("values are not whole vectors")
+
+    @property
+    def vectors(self) -> list[list[float]]:
+        step = 4 * self.dimensions
+        layout = struct.Struct(f"<{self.dimensions}f")
+        return [
+            list(layout.unpack_from(self.values, at)) for at in range(0, len(self.values), step)
+        ]
+
+
+class DocumentTooLong(Frame, frozen=True):
+    """One document is refused, the request goes on with the others."""
+
+    request_id: RequestId
+    document_id: str
+    tokens: Count
+    limit: Count
+
+
 class Finished(Frame, frozen=True):
     request_id: RequestId
     reason: FinishReason
@@ -206,7 +285,7 @@ class Busy(Frame, frozen=True):
     request_id: RequestId
 
 
-Event: TypeAlias = TokenGenerated | Finished | Failed | Busy
+Event: TypeAlias = TokenGenerated | Embedded | DocumentTooLong | Finished | Failed | Busy
 
 
 class Issue(enum.StrEnum):
@@ -214,6 +293,33 @@ class Issue(enum.StrEnum):
 
     MODEL_CANNOT_BE_LOADED = "ModelCannotBeLoaded"
     UNABLE_TO_FIND_CHAT_TEMPLATE = "UnableToFindChatTemplate"
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent's scheduler does. Counts are since the model was loaded."""
+
+    cells_total: Count = 0
+    """KV cells; each holds one token, for all the sequences that begin with the same ones."""
+    cells_running: Count = 0
+    cells_cached: Count = 0
+    """Held by finished requests only: they can be had for the asking."""
+    prompt_tokens_fed: int = 0
+    prompt_tokens_cached: int = 0
+    """Not fed, since another sequence held them already."""
+    pauses: int = 0
+    """Requests that gave up their cells for an older one, to be fed again later."""
+    waiting: Count = 0
+    """Requests that hold a slot and wait for cells, or for a prefix that is being fed."""
+    prefill_rate: float | None = None
+    """Tokens a second of passes that only fed prompts; None: there were none."""
+    decode_rate: float | None = None
+    """Tokens a second of all streams together; None: nothing has been generated yet."""
+    concurrency: float | None = None
+    """Streams that generate in one pass, on average."""
+
+    @property
+    def cells_free(self) -> int:
+        return self.cells_total - self.cells_running - self.cells_cached
 
 
 class Status(Frame, frozen=True, kw_only=True):
@@ -228,6 +334,9 @@ class Status(Frame, frozen=True, kw_only=True):
     """No new requests, please; those that run will be finished."""
     model_path: str | None = None
     issues: tuple[Issue, ...] = ()
+    figures: Figures = Figures()
+    step_age: float | None = None
+    """Seconds since the pass that runs now began; None: nothing is to be done."""
 
 
 class Join(Frame, frozen=True, kw_only=True):
@@ -245,7 +354,7 @@ class Step(Frame, frozen=True):
     events: tuple[Event, ...]
 
 
-ToAgent: TypeAlias = Generate | Cancel
+ToAgent: TypeAlias = Generate | Embed | Cancel
 ToBalancer: TypeAlias = Join | Status | Step
 
 encode = msgspec.msgpack.encode

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from agent.echo import EchoEngine
-from agent.engine import Engine
+from agent.engine import Engine, KvLayout
+from agent.loop import LoopSettings
 from agent.service import Agent
 from deploy.machine import stop_signals
 from deploy.settings import AgentSettings, EngineKind
@@ -23,6 +24,9 @@ def make_agent(settings: AgentSettings) -> Agent:
         slots=settings.slots,
         model_path=settings.model_path,
         load=_loader(settings),
+        loop_settings=LoopSettings(
+            longest_gap=settings.longest_gap, cache_tokens=settings.cache_tokens
+        ),
     )
 
 
@@ -52,7 +56,12 @@ def _loader(settings: AgentSettings) -> Callable[[], Engine]:
 
     def load() -> Engine:
         if settings.engine is EngineKind.ECHO:
-            return EchoEngine(slots=settings.slots, context=settings.context or ECHO_CONTEXT)
+            return EchoEngine(
+                slots=settings.slots,
+                context=settings.context or ECHO_CONTEXT,
+                cells=settings.kv_cells,
+                shares_cells=settings.kv_layout is KvLayout.UNIFIED,
+            )
         from agent.llama import LlamaEngine  # needs the built library; echo does not
 
         return LlamaEngine(
@@ -60,6 +69,8 @@ def _loader(settings: AgentSettings) -> Callable[[], Engine]:
             slots=settings.slots,
             threads=settings.threads,
             context=settings.context,
+            cells=settings.kv_cells,
+            layout=settings.kv_layout,
         )
 
     return load

@@ -6,6 +6,7 @@ Modules that take long to import (Ray, llama.cpp) are imported by the command th
 import asyncio
 import ipaddress
 import logging
+import math
 import socket
 import sys
 from pathlib import Path
@@ -18,8 +19,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from agent.engine import KvLayout
 from common.errors import HeadraceError, ModelError
 from common.messages import LONGEST_NAME
+from deploy.bench import Api, Asking, BenchSettings, run_bench
+from deploy.bench_report import (
+    BenchError,
+    Closed,
+    Plan,
+    Target,
+    make_prompts,
+    make_warm_up,
+    picture_format,
+    poisson,
+)
 from deploy.machine import address, default_threads, usable_cores
 from deploy.model import check_model, default_model
 from deploy.session import run_apart
@@ -66,6 +79,42 @@ Engine = Annotated[
     typer.Option("--engine", help="'echo' needs no model: it says the prompt back."),
 ]
 
+Layout = Annotated[
+    KvLayout,
+    typer.Option(
+        "--kv-layout",
+        help="'unified': all sequences share all KV cells and equal beginnings without a copy; "
+        "'separate': each has its own, and memory is needed for all of them.",
+    ),
+]
+Cells = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-cells",
+        min=16,
+        help="Tokens that all requests of one agent hold together (unified layout). When they run "
+        "short the youngest wait. Default: enough for every slot's context.",
+    ),
+]
+CacheTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--cache-tokens",
+        min=0,
+        help="Tokens of finished requests that are kept for prompts that begin alike. "
+        "Default: as many as the context.",
+    ),
+]
+LongestGap = Annotated[
+    float,
+    typer.Option(
+        "--longest-gap",
+        min=0.01,
+        max=60,
+        help="Seconds between two tokens of a stream while prompts are read, if it can be had.",
+    ),
+]
+
 
 @app.command()
 def up(
@@ -74,6 +123,10 @@ def up(
     slots: Slots = 4,
     context: Context = None,
     threads: Threads = None,
+    kv_layout: Layout = KvLayout.UNIFIED,
+    kv_cells: Cells = None,
+    cache_tokens: CacheTokens = None,
+    longest_gap: LongestGap = 0.25,
     port: Annotated[
         int, typer.Option("--port", min=1, max=65535, help="The clients' port.")
     ] = CLIENT_PORT,
@@ -105,6 +158,10 @@ def up(
             slots=slots,
             context=context,
             threads=threads,
+            kv_layout=kv_layout,
+            kv_cells=kv_cells,
+            cache_tokens=cache_tokens,
+            longest_gap=longest_gap,
             engine=engine,
         )
         for name in names
@@ -147,6 +204,10 @@ def agent(
     ] = "",
     context: Context = None,
     threads: Threads = None,
+    kv_layout: Layout = KvLayout.UNIFIED,
+    kv_cells: Cells = None,
+    cache_tokens: CacheTokens = None,
+    longest_gap: LongestGap = 0.25,
     engine: Engine = EngineKind.LLAMA,
 ) -> None:
     """Join a balancer with an agent in this process, without Ray. Ctrl-C drains it."""
@@ -158,6 +219,10 @@ def agent(
         slots=slots,
         context=context,
         threads=threads,
+        kv_layout=kv_layout,
+        kv_cells=kv_cells,
+        cache_tokens=cache_tokens,
+        longest_gap=longest_gap,
         engine=engine,
     )
     from deploy.agents import serve
@@ -194,6 +259,152 @@ def status(
     console.print(f"buffered requests: {buffered['buffered_requests_current']}")
 
 
+def _parse_api(name: str) -> Api | None:
+    """None: find out."""
+    try:
+        return None if name == "auto" else Api(name)
+    except ValueError as error:
+        raise typer.BadParameter(f"{name!r} is none of auto, {', '.join(Api)}") from error
+
+
+def _finite(value: float | None) -> float | None:
+    """Typer's bounds let ``nan`` through."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number to measure with")
+    return value
+
+
+@app.command()
+def bench(
+    context: typer.Context,
+    address: Annotated[
+        str, typer.Argument(help="http://HOST:PORT of this or of any OpenAI-compatible server.")
+    ] = f"http://127.0.0.1:{CLIENT_PORT}",
+    api: Annotated[
+        Api | None,
+        typer.Option(
+            "--api",
+            parser=_parse_api,
+            metavar=f"[auto|{'|'.join(Api)}]",
+            help="What to speak; 'openai' is chat. Default: auto, which asks the address.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Its name there. Default: the first one.")
+    ] = None,
+    requests: Annotated[int, typer.Option("--requests", min=1, help="How many count.")] = 100,
+    warm_up: Annotated[
+        int, typer.Option("--warm-up", min=0, help="Requests before those, not counted.")
+    ] = 1,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency",
+            min=1,
+            help="So many clients, each sends its next request when its last is over. Default: 4.",
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate",
+            min=0.001,
+            callback=_finite,
+            help="Instead: requests a second that come independently.",
+        ),
+    ] = None,
+    prompt_tokens: Annotated[
+        int, typer.Option("--prompt-tokens", min=1, help="Of each request's own, about.")
+    ] = 100,
+    shared_prefix_tokens: Annotated[
+        int,
+        typer.Option("--shared-prefix-tokens", min=0, help="The same before all of them, about."),
+    ] = 0,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Of each answer.")] = 64,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Let no answer end before --max-tokens.")
+    ] = False,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature", min=0, callback=_finite, help="0: always the likeliest token."
+        ),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of prompts and arrivals.")] = 0,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", min=0.01, callback=_finite, help="Seconds for each request as a whole."
+        ),
+    ] = 120.0,
+    ttft_target: Annotated[
+        float | None,
+        typer.Option(
+            "--ttft-target",
+            min=0,
+            callback=_finite,
+            help="For goodput: seconds until the first token, at most.",
+        ),
+    ] = None,
+    gap_target: Annotated[
+        float | None,
+        typer.Option(
+            "--gap-target",
+            min=0,
+            callback=_finite,
+            help="For goodput: seconds of any gap, at most.",
+        ),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all that was measured to this file.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Draw it: a .png or .svg file.")
+    ] = None,
+) -> None:
+    """Measure a server: how many tokens a second, and how long its clients wait."""
+    if rate is not None and concurrency is not None:
+        raise typer.BadParameter("it cannot go with --concurrency", param_hint="'--rate'")
+    _check_address(address)
+    for option, file in (("--json", json_file), ("--picture", picture)):
+        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+            raise typer.BadParameter(f"{file} cannot be a file", param_hint=f"'{option}'")
+    if picture is not None:
+        try:
+            picture_format(picture.name)  # a run of minutes must not be lost by it
+        except BenchError as error:
+            raise typer.BadParameter(str(error), param_hint="'--picture'") from error
+    files = ("json_file", "picture")
+    settings = BenchSettings(
+        address=address,
+        api=api,
+        model=model,
+        asking=Asking(
+            max_tokens=max_tokens,
+            timeout=timeout,
+            temperature=temperature,
+            ignore_eos=ignore_eos,
+        ),
+        plan=Plan(
+            prompts=make_prompts(
+                seed,
+                requests=requests,
+                tokens=prompt_tokens,
+                shared_tokens=shared_prefix_tokens,
+            ),
+            arrivals=Closed(concurrency or 4)
+            if rate is None
+            else poisson(seed, requests=requests, rate=rate),
+            warm_up=make_warm_up(seed, requests=warm_up, tokens=prompt_tokens),
+        ),
+        target=Target(first=ttft_target, gap=gap_target),
+        json_file=json_file,
+        picture_file=picture,
+        told={name: value for name, value in context.params.items() if name not in files},
+    )
+    raise typer.Exit(run_bench(settings, console))
+
+
 def _state(agent: dict[str, Any]) -> str:
     issues = ", ".join(name for issue in agent["issues"] for name in issue)
     if issues:
@@ -211,8 +422,16 @@ def _agent_settings(
     slots: int,
     context: int | None,
     threads: int | None,
+    kv_layout: KvLayout,
+    kv_cells: int | None,
+    cache_tokens: int | None,
+    longest_gap: float,
     engine: EngineKind,
 ) -> AgentSettings:
+    if kv_cells is not None and kv_layout is not KvLayout.UNIFIED:
+        raise typer.BadParameter(
+            "the separate layout has its own number of cells", param_hint="'--kv-cells'"
+        )
     if engine is EngineKind.ECHO:
         model_path = "echo"
     else:
@@ -230,6 +449,10 @@ def _agent_settings(
         model_path=model_path,
         context=context,
         threads=default_threads(usable_cores()) if threads is None else threads,
+        kv_layout=kv_layout,
+        kv_cells=kv_cells,
+        cache_tokens=cache_tokens,
+        longest_gap=longest_gap,
     )
 
 
@@ -250,6 +473,18 @@ def _check_balancer(url: str) -> None:
         good, host = False, b""
     if not (good and host):
         raise typer.BadParameter(f"{url!r} is not ws://HOST:PORT", param_hint="'--balancer'")
+
+
+def _check_address(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in {"http", "https"} and parts.port != 0
+        good = good and not (parts.query or parts.fragment)
+        host = (parts.hostname or "").encode("idna")
+    except ValueError:
+        good, host = False, b""
+    if not (good and host):
+        raise typer.BadParameter(f"{url!r} is not http://HOST:PORT", param_hint="'ADDRESS'")
 
 
 def _check_host(host: str, *, insecure: bool) -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent.engine import KvLayout
+
 CLIENT_PORT = 8061
 AGENT_PORT = 8062
 
@@ -28,6 +30,13 @@ class AgentSettings:
     context: int | None
     """Tokens of one request at most; None: the engine's choice."""
     threads: int
+    kv_layout: KvLayout = KvLayout.UNIFIED
+    kv_cells: int | None = None
+    """Tokens of all requests together; None: enough for each slot's context."""
+    cache_tokens: int | None = None
+    """Tokens that finished requests may keep; None: as many as one request can have."""
+    longest_gap: float = 0.25
+    """Seconds between two tokens of a stream while prompts are fed, if that can be had."""
 
 
 class BalancerSettings(BaseModel):

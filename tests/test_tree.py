@@ -13,6 +13,7 @@ WITHOUT_TESTS = {"common/ids.py", "common/errors.py", "agent/engine.py", "deploy
 # Tested through the module that uses them.
 COVERED_BY = {
     "agent/request.py": "agent/scheduler.py",
+    "agent/kv.py": "agent/scheduler.py",
     "agent/echo.py": "agent/scheduler.py",
     "balancer/buffer.py": "balancer/dispatcher.py",
     "balancer/pool.py": "balancer/dispatcher.py",

@@ -6,12 +6,13 @@ from collections.abc import Generator, Sequence
 import pytest
 from engines import HeldEngine
 
+from agent.echo import EchoSampler
 from agent.engine import Engine
 from agent.loop import DecodeLoop
 from agent.prompt import PreparedRequest
 from common.errors import ErrorCode, ModelError
 from common.ids import RequestId, TokenId
-from common.messages import Event, Failed, Finished, FinishReason, Sampling, TokenGenerated
+from common.messages import Event, Failed, Figures, Finished, FinishReason, TokenGenerated
 
 R1, R2 = RequestId("r1"), RequestId("r2")
 
@@ -22,6 +23,7 @@ class Heard:
     def __init__(self) -> None:
         self.engines: queue.Queue[Engine] = queue.Queue()
         self.steps: queue.Queue[Sequence[Event]] = queue.Queue()
+        self.figures: queue.Queue[Figures] = queue.Queue()
         self.ends: queue.Queue[BaseException | None] = queue.Queue()
 
     def loaded(self, engine: Engine, /) -> None:
@@ -29,6 +31,9 @@ class Heard:
 
     def happened(self, events: Sequence[Event], /) -> None:
         self.steps.put(events)
+
+    def measured(self, figures: Figures, /) -> None:
+        self.figures.put(figures)
 
     def ended(self, error: BaseException | None, /) -> None:
         self.ends.put(error)
@@ -55,7 +60,8 @@ def loop(heard: Heard, engine: HeldEngine) -> Generator[DecodeLoop]:
 
 
 def request(request_id: RequestId, text: str) -> PreparedRequest:
-    return PreparedRequest(request_id, [TokenId(b) for b in text.encode()], 100, Sampling(), ())
+    prompt = [TokenId(b) for b in text.encode()]
+    return PreparedRequest(request_id, prompt, 100, EchoSampler(prompt, repeats=False))
 
 
 def test_two_requests_share_each_step(heard: Heard, engine: HeldEngine, loop: DecodeLoop) -> None:

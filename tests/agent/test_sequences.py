@@ -1,20 +1,52 @@
+"""The pool of sequence IDs."""
+
 import pytest
 
 from agent.sequences import SequencePool
 
 
-def test_an_id_comes_back_once_it_is_released() -> None:
-    pool = SequencePool(1)
-    sequence_id = pool.acquire()
-    with pytest.raises(AssertionError, match="more sequences"):
+def test_an_id_belongs_to_one_at_a_time() -> None:
+    pool = SequencePool(3)
+
+    assert {pool.acquire() for _ in range(3)} == {0, 1, 2}
+    assert not pool.has_free
+    with pytest.raises(AssertionError):
         pool.acquire()
 
-    pool.release(sequence_id)
 
-    assert pool.acquire() == sequence_id
+def test_a_released_id_is_handed_out_again() -> None:
+    pool = SequencePool(1)
+    first = pool.acquire()
+
+    pool.release(first)
+
+    assert pool.acquire() == first
 
 
-def test_all_ids_are_different_and_below_the_size() -> None:
-    pool = SequencePool(4)
+def test_a_cached_id_is_not_free_until_it_is_released() -> None:
+    pool = SequencePool(1)
+    first = pool.acquire()
+    pool.rest(first)
 
-    assert {pool.acquire() for _ in range(4)} == {0, 1, 2, 3}
+    assert not pool.has_free
+    pool.release(first)
+    assert pool.has_free
+
+
+def test_the_cached_id_that_was_of_use_last_is_the_last_to_go() -> None:
+    pool = SequencePool(2)
+    first, second = pool.acquire(), pool.acquire()
+    pool.rest(first)
+    pool.rest(second)
+    assert pool.oldest_cached == first
+
+    pool.touch(first)
+
+    assert pool.oldest_cached == second
+
+
+def test_an_id_that_nobody_holds_cannot_be_released() -> None:
+    pool = SequencePool(1)
+
+    with pytest.raises(KeyError):
+        pool.release(pool.acquire() + 1)  # type: ignore[arg-type]

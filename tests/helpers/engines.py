@@ -1,12 +1,11 @@
 """Engines that do what a test needs."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from agent.echo import EchoEngine
-from agent.engine import Chunk
+from agent.engine import Chunk, Decoded
 from common.errors import DecodeError
-from common.ids import SequenceId, TokenId
 
 
 class HeldEngine(EchoEngine):
@@ -26,7 +25,7 @@ class HeldEngine(EchoEngine):
         self._is_open = True
         self._allowed.release()
 
-    def decode(self, chunks: Sequence[Chunk], /) -> Mapping[SequenceId, TokenId]:
+    def decode(self, chunks: Sequence[Chunk], /) -> Decoded:
         if not self._is_open:
             self._allowed.acquire()
         if self.failures > 0:
