@@ -213,6 +213,7 @@ class Balancer:
             case Finished(reason=reason, usage=usage):
                 outcome = str(reason)
                 self.metrics.prompt_tokens.inc(usage.prompt_tokens)
+                self.metrics.cached_prompt_tokens.inc(usage.cached_prompt_tokens)
             case Failed(code=code):
                 outcome = str(code)
         self.metrics.requests.labels(outcome).inc()
@@ -274,7 +275,13 @@ class Balancer:
         return Gauges(
             self.buffered,
             [
-                AgentGauges(agent.name, agent.status.slots_total, agent.slots_bound)
+                AgentGauges(
+                    agent.name,
+                    agent.status.slots_total,
+                    agent.slots_bound,
+                    agent.status.figures,
+                    agent.status.step_age,
+                )
                 for agent in self.agents
             ],
         )

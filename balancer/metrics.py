@@ -4,12 +4,15 @@ Counts of what happened are kept here; what *is* (agents, slots, buffer) is read
 at each scrape, so that an agent that has gone leaves no series behind.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from common.messages import Figures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8; escaping=values"
 
@@ -21,6 +24,8 @@ class AgentGauges:
     name: str | None
     slots_total: int
     slots_processing: int
+    figures: Figures = Figures()
+    step_age: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,11 @@ class Metrics:
         )
         self.prompt_tokens = Counter(
             "headrace_prompt_tokens", "Prompt tokens of finished requests", registry=self._registry
+        )
+        self.cached_prompt_tokens = Counter(
+            "headrace_cached_prompt_tokens",
+            "Prompt tokens of finished requests that an agent held already",
+            registry=self._registry,
         )
         self.wait = Histogram(
             "headrace_buffer_wait_seconds",
@@ -78,20 +88,99 @@ class _Observed(Collector):
         buffered.add_metric([], gauges.buffered)
         yield buffered
         agents = list(gauges.agents)
-        # By name, since ids are new with each process: a name may stand for several agents.
-        names = sorted({agent.name or "unnamed" for agent in agents})
         count = GaugeMetricFamily("headrace_agents", "Agents that are linked")
         count.add_metric([], len(agents))
         yield count
-        total = GaugeMetricFamily(
-            "headrace_slots", "Slots that could run a request", labels=["agent"]
-        )
-        processing = GaugeMetricFamily(
-            "headrace_slots_processing", "Slots that run a request", labels=["agent"]
-        )
-        for name in names:
-            named = [agent for agent in agents if (agent.name or "unnamed") == name]
-            total.add_metric([name], sum(agent.slots_total for agent in named))
-            processing.add_metric([name], sum(agent.slots_processing for agent in named))
-        yield total
-        yield processing
+        # By name, since ids are new with each process: a name may stand for several agents.
+        named: dict[str, list[AgentGauges]] = {}
+        for agent in agents:
+            named.setdefault(agent.name or "unnamed", []).append(agent)
+        yield from _slots(named)
+        yield from _scheduler(named)
+
+
+Named: TypeAlias = Mapping[str, Sequence[AgentGauges]]
+
+
+def _slots(named: Named) -> Iterator[Metric]:
+    total = GaugeMetricFamily("headrace_slots", "Slots that could run a request", labels=["agent"])
+    processing = GaugeMetricFamily(
+        "headrace_slots_processing", "Slots that run a request", labels=["agent"]
+    )
+    for name, agents in named.items():
+        total.add_metric([name], sum(agent.slots_total for agent in agents))
+        processing.add_metric([name], sum(agent.slots_processing for agent in agents))
+    yield total
+    yield processing
+
+
+def _scheduler(named: Named) -> Iterator[Metric]:
+    """What the agents' schedulers say of themselves."""
+    cells = GaugeMetricFamily(
+        "headrace_kv_cells", "KV cells by what holds them", labels=["agent", "state"]
+    )
+    prompts = CounterMetricFamily(
+        "headrace_scheduler_prompt_tokens",
+        "Prompt tokens by where they came from: fed to the model, or cached",
+        labels=["agent", "source"],
+    )
+    pauses = CounterMetricFamily(
+        "headrace_scheduler_pauses",
+        "Requests that gave up their KV cells for an older one, to be fed again",
+        labels=["agent"],
+    )
+    waiting = GaugeMetricFamily(
+        "headrace_scheduler_waiting",
+        "Requests with a slot that wait for KV cells or for a prefix",
+        labels=["agent"],
+    )
+    for name, agents in named.items():
+        figures = [agent.figures for agent in agents]
+        cells.add_metric([name, "free"], sum(each.cells_free for each in figures))
+        cells.add_metric([name, "cached"], sum(each.cells_cached for each in figures))
+        cells.add_metric([name, "running"], sum(each.cells_running for each in figures))
+        prompts.add_metric([name, "fed"], sum(each.prompt_tokens_fed for each in figures))
+        prompts.add_metric([name, "cached"], sum(each.prompt_tokens_cached for each in figures))
+        pauses.add_metric([name], sum(each.pauses for each in figures))
+        waiting.add_metric([name], sum(each.waiting for each in figures))
+    yield from (cells, prompts, pauses, waiting)
+    yield _measured(
+        named,
+        "headrace_prefill_tokens_per_second",
+        "Prompt tokens a second of passes that only fed prompts; absent if there were none",
+        lambda agent: agent.figures.prefill_rate,
+    )
+    yield _measured(
+        named,
+        "headrace_decode_tokens_per_second",
+        "Generated tokens a second of all streams together; absent if there were none",
+        lambda agent: agent.figures.decode_rate,
+    )
+    yield _measured(
+        named,
+        "headrace_concurrent_sequences",
+        "Streams that generate in one pass, on average; absent if there were none",
+        lambda agent: agent.figures.concurrency,
+    )
+    yield _measured(
+        named,
+        "headrace_step_age_seconds",
+        "Since the newest pass began; absent while there is nothing to do",
+        lambda agent: agent.step_age,
+        combine=max,
+    )
+
+
+def _measured(
+    named: Named,
+    name: str,
+    description: str,
+    value: Callable[[AgentGauges], float | None],
+    combine: Callable[[Iterable[float]], float] = sum,
+) -> Metric:
+    family = GaugeMetricFamily(name, description, labels=["agent"])
+    for agent_name, agents in named.items():
+        values = [each for agent in agents if (each := value(agent)) is not None]
+        if values:
+            family.add_metric([agent_name], combine(values))
+    return family

@@ -193,7 +193,7 @@ def test_a_shared_prefix_leaves_the_model_in_the_same_state(engine: LlamaEngine)
 def test_a_paused_stream_goes_on_where_it_was(small: LlamaEngine) -> None:
     """B11 with a real model: three streams in the cells of one and a half."""
     running = Running(small)
-    starts = {"ones": 1, "tens": 31, "hundreds": 201}
+    starts = {"ones": 1, "thirties": 31, "fifties": 51}
     for name, start in starts.items():
         numbers = ", ".join(str(n) for n in range(start, start + 8))
         running.submit(name, RawPrompt(numbers + ","), max_tokens=60)
