@@ -7,7 +7,6 @@ llama.cpp's notation are checked in ``agent.gbnf`` and followed by llama.cpp.)
 import json
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -86,7 +85,7 @@ class SchemaCompiler:
         with self._lock:
             if self._tokenizer is None:
                 vocabulary = _Vocabulary(
-                    tokens=self._pieces(),
+                    self._pieces(),
                     eos_token_id=self._ends[0],
                     special_token_ids=self._control,
                     tokenize=self._tokenize,
@@ -98,18 +97,48 @@ class SchemaCompiler:
             return self._tokenizer
 
 
-@dataclass(frozen=True)
 class _Vocabulary:
     """In the form that llguidance asks for."""
 
-    tokens: Sequence[bytes]
-    eos_token_id: int
-    special_token_ids: Sequence[int]
-    tokenize: Callable[[str], list[TokenId]]
-    bos_token_id: None = None
+    bos_token_id = None
 
-    def __call__(self, text: str | bytes) -> list[TokenId]:
-        return self.tokenize(text if isinstance(text, str) else text.decode(errors="replace"))
+    def __init__(
+        self,
+        tokens: Sequence[bytes],
+        *,
+        eos_token_id: TokenId,
+        special_token_ids: Sequence[TokenId],
+        tokenize: Callable[[str], list[TokenId]],
+    ) -> None:
+        self.tokens = tokens
+        self.eos_token_id = eos_token_id
+        self.special_token_ids = special_token_ids
+        self._tokenize = tokenize
+        special = set(special_token_ids)
+        self._ids = {
+            piece: TokenId(token) for token, piece in enumerate(tokens) if token not in special
+        }
+        self._longest = max(map(len, tokens))
+
+    def __call__(self, text: bytes) -> list[TokenId]:
+        """The tokens of a text that must come next. It may be but a part of a longer one."""
+        tokens = self._tokenize(text.decode(errors="replace"))
+        # Some tokenizers put a space in front, and others know the names of control tokens.
+        exact = b"".join(self.tokens[token] for token in tokens) == text
+        return tokens if exact else self._longest_first(text)
+
+    def _longest_first(self, text: bytes) -> list[TokenId]:
+        tokens: list[TokenId] = []
+        at = 0
+        while at < len(text):
+            for end in range(min(len(text), at + self._longest), at, -1):
+                if (token := self._ids.get(text[at:end])) is not None:
+                    tokens.append(token)
+                    at = end
+                    break
+            else:
+                break
+        return tokens
 
 
 class SchemaMatcher:
@@ -144,8 +173,10 @@ class SchemaMatcher:
     def _check(self) -> None:
         if self._matcher.is_error():
             reason = _first_lines(self._matcher.get_error())
+            if reason.startswith("NoExtension"):
+                reason = "nothing can follow"
             raise RequestError(
-                ErrorCode.GRAMMAR_REJECTED, f"the JSON schema is too complex: {reason}"
+                ErrorCode.GRAMMAR_REJECTED, f"the JSON schema cannot be followed: {reason}"
             )
 
 
@@ -200,4 +231,6 @@ def _depth(value: Any) -> int:
 
 def _first_lines(message: str) -> str:
     """Without the internal state that llguidance adds."""
-    return message.split("<state>")[0].split("<grammar>")[0].strip()
+    for mark in ("<state>", "<grammar>", "<backtrace>"):
+        message = message.split(mark)[0]
+    return message.strip()

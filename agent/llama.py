@@ -136,9 +136,12 @@ class LlamaEngine:
     def start(self, sequence_id: SequenceId, sampler: Sampler, /) -> None:
         assert isinstance(sampler, LlamaSampler)
         self._samplers[sequence_id] = sampler
-        if self._attaches and sampler.attachable:
-            if lib.llama_set_sampler(self._handle, sequence_id, sampler.chain):
-                self._attached.add(sequence_id)
+        if (
+            self._attaches
+            and sampler.attachable
+            and lib.llama_set_sampler(self._handle, sequence_id, sampler.chain)
+        ):
+            self._attached.add(sequence_id)
 
     def stop(self, sequence_id: SequenceId, /) -> None:
         if sequence_id in self._attached:

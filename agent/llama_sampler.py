@@ -127,7 +127,17 @@ class LlamaSamplers:
                 for token in check_gbnf(grammar, root):
                     self._check_token(token)
                 matcher = _GbnfMatcher(self._vocab, grammar, root, self._candidates.size)
-        return _TextMatcher(matcher, self._never_text)
+        matcher = _TextMatcher(matcher, self._never_text)
+        try:
+            possible = bool(matcher.allowed().any())
+        except RequestError as error:
+            raise RequestError(ErrorCode.INVALID_GRAMMAR, error.message) from error
+        if not possible:
+            raise RequestError(
+                ErrorCode.INVALID_GRAMMAR,
+                "the grammar or schema allows no answer in the model's tokens",
+            )
+        return matcher
 
     def _check_token(self, text: str) -> None:
         """One that a grammar names, as ``<name>`` or ``<[id]>``."""

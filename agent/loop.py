@@ -60,12 +60,15 @@ class LoopSettings:
         return capacity.context if self.cache_tokens is None else self.cache_tokens
 
 
+DEFAULTS = LoopSettings()
+
+
 class DecodeLoop:
     def __init__(
         self,
         load: Callable[[], Engine],
         listener: Listener,
-        settings: LoopSettings = LoopSettings(),
+        settings: LoopSettings = DEFAULTS,
     ) -> None:
         self._load = load
         self._listener = listener

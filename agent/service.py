@@ -15,7 +15,7 @@ from typing import Any
 from agent.admission import Admission
 from agent.engine import Engine
 from agent.link import Link
-from agent.loop import DecodeLoop, LoopSettings
+from agent.loop import DEFAULTS, DecodeLoop, LoopSettings
 from agent.prompt import PreparedRequest, Preparer
 from common.errors import ErrorCode, ModelError, RequestError
 from common.ids import AgentId, RequestId
@@ -56,7 +56,7 @@ class Agent:
         slots: int,
         model_path: str,
         load: Callable[[], Engine],
-        loop_settings: LoopSettings = LoopSettings(),
+        loop_settings: LoopSettings = DEFAULTS,
     ) -> None:
         """``balancer``: the websocket address of its agent listener. ``load`` runs on a thread.
 

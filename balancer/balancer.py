@@ -6,7 +6,7 @@ an event and its effects are never interleaved with another's.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -83,13 +83,18 @@ class Balancer:
         """Take the request on; ``frame`` is its encoded ``Generate``. Read the exchange to its
         end, or ``cancel``.
         """
-        exchange = Exchange()
+        return self.submit_all({request_id: frame})
+
+    def submit_all(self, frames: Mapping[RequestId, bytes]) -> Exchange:
+        """Take on several requests whose events go to one client. ``cancel`` each of them."""
+        exchange = Exchange(len(frames))
         now = self._loop.time()
-        self._requests[request_id] = _Request(frame, exchange, arrived=now)
-        if self.closed.is_set():
-            self._refuse_because_closed(request_id)
-        else:
-            self._carry_out(self._dispatcher.submit(request_id, now=now))
+        for request_id, frame in frames.items():
+            self._requests[request_id] = _Request(frame, exchange, arrived=now)
+            if self.closed.is_set():
+                self._refuse_because_closed(request_id)
+            else:
+                self._carry_out(self._dispatcher.submit(request_id, now=now))
         return exchange
 
     def cancel(self, request_id: RequestId) -> None:

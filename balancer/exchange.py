@@ -27,12 +27,16 @@ class Told:
 
 
 class Exchange:
-    """The events of one request, from the balancer to its client, ending with the last one."""
+    """The events of a client's request, from the balancer, ending with the last one.
 
-    def __init__(self) -> None:
+    If the client asked for several answers, they come through here together, each with its own
+    last event.
+    """
+
+    def __init__(self, answers: int = 1) -> None:
         self._waiting: deque[Told] = deque()
         self._arrived = asyncio.Event()
-        self._over = False
+        self._open = answers
 
     @property
     def is_full(self) -> bool:
@@ -47,13 +51,13 @@ class Exchange:
         return self
 
     async def __anext__(self) -> Told:
-        if self._over:
+        if not self._open:
             raise StopAsyncIteration
         while not self._waiting:
             self._arrived.clear()
             await self._arrived.wait()
         told = self._waiting.popleft()
-        self._over = told.is_last
+        self._open -= told.is_last
         return told
 
 

@@ -7,7 +7,7 @@ A client that goes away, or says that it does not wait any longer, is a cancel.
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -55,29 +55,50 @@ class Inference:
 
     async def _generate(self, request: Request, model: type[native.GenerationParams]) -> Response:
         params = native.parse(model, await read_body(request))
-        request_id, frame = _new_request(self._balancer, params)
+        frames = _new_requests(self._balancer, params)
         return ClosingStream(
-            self._lines(request_id, frame),
+            self._lines(frames),
             media_type="application/json",
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
 
-    async def _lines(self, request_id: RequestId, frame: bytes) -> AsyncGenerator[bytes, None]:
+    async def _lines(self, frames: Mapping[RequestId, bytes]) -> AsyncGenerator[bytes, None]:
+        request_id = next(iter(frames))
         try:
-            async for told in self._balancer.submit(request_id, frame):
-                for message in native.messages(request_id, told.generated_by, told.event):
-                    yield msgspec.json.encode(message) + b"\n"
+            async for message in _messages(self._balancer.submit_all(frames), request_id, frames):
+                yield msgspec.json.encode(message) + b"\n"
         finally:
-            self._balancer.cancel(request_id)
+            _cancel(self._balancer, frames)
 
 
-def _new_request(balancer: Balancer, params: native.GenerationParams) -> tuple[RequestId, bytes]:
-    """A new id of our own, and the frame for an agent. Raises ``RequestError`` for what is not
-    supported or cannot be carried.
+def _new_requests(balancer: Balancer, params: native.GenerationParams) -> Mapping[RequestId, bytes]:
+    """For each answer that is asked for a new id of our own, and the frame for an agent. Raises
+    ``RequestError`` for what is not supported or cannot be carried.
     """
-    request_id = RequestId(uuid.uuid4().hex)
+    request_ids = [RequestId(uuid.uuid4().hex) for _ in range(params.n)]
     sampling = balancer.desired_state.inference_parameters.sampling
-    return request_id, native.encode_request(native.generate(params, request_id, sampling))
+    first = native.generate(params, request_ids[0], sampling)
+    return {
+        frame.request_id: native.encode_request(frame)
+        for frame in native.answers(first, request_ids)
+    }
+
+
+async def _messages(
+    exchange: Exchange, client_id: str, frames: Mapping[RequestId, bytes]
+) -> AsyncGenerator[native.Message, None]:
+    """What the client is told, under the id that it knows."""
+    indices = {request_id: n for n, request_id in enumerate(frames)} if len(frames) > 1 else {}
+    async for told in exchange:
+        index = indices.get(told.event.request_id)
+        for message in native.messages(client_id, told.generated_by, told.event, index):
+            yield message
+
+
+def _cancel(balancer: Balancer, frames: Mapping[RequestId, bytes]) -> None:
+    """In one act: an answer that waits must not begin because another one stops."""
+    for request_id in frames:
+        balancer.cancel(request_id)
 
 
 class _Session:
@@ -132,24 +153,27 @@ class _Session:
         if len(self._open) >= MOST_OPEN:
             raise native.MessageError(client_id, f"more than {MOST_OPEN} open requests")
         try:
-            request_id, frame = _new_request(self._balancer, message.request.params)
+            frames = _new_requests(self._balancer, message.request.params)
         except RequestError as error:
             raise native.MessageError(client_id, error.message, error.code) from error
-        exchange = self._balancer.submit(request_id, frame)
-        task = self._tasks.create_task(self._forward(client_id, exchange))
+        exchange = self._balancer.submit_all(frames)
+        task = self._tasks.create_task(self._forward(client_id, exchange, frames))
         self._open[client_id] = task
         # A callback, since a task that is cancelled before its first step never runs its finally.
-        task.add_done_callback(lambda task: self._end(client_id, task, request_id))
+        task.add_done_callback(lambda task: self._end(client_id, task, frames))
 
-    async def _forward(self, client_id: str, exchange: Exchange) -> None:
-        async for told in exchange:
-            for message in native.messages(client_id, told.generated_by, told.event):
-                await self._send(message)
+    async def _forward(
+        self, client_id: str, exchange: Exchange, frames: Mapping[RequestId, bytes]
+    ) -> None:
+        async for message in _messages(exchange, client_id, frames):
+            await self._send(message)
 
-    def _end(self, client_id: str, task: asyncio.Task[None], request_id: RequestId) -> None:
+    def _end(
+        self, client_id: str, task: asyncio.Task[None], frames: Mapping[RequestId, bytes]
+    ) -> None:
         if self._open.get(client_id) is task:  # else cancelled, and perhaps used again since
             del self._open[client_id]
-        self._balancer.cancel(request_id)
+        _cancel(self._balancer, frames)
 
     async def _close_with_balancer(self) -> None:
         await self._balancer.closed.wait()

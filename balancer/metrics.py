@@ -5,7 +5,7 @@ at each scrape, so that an agent that has gone leaves no series behind.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -24,7 +24,7 @@ class AgentGauges:
     name: str | None
     slots_total: int
     slots_processing: int
-    figures: Figures = Figures()
+    figures: Figures = field(default_factory=Figures)
     step_age: float | None = None
 
 

@@ -1,10 +1,13 @@
 """The native protocol: clients' JSON to ``Generate`` frames, and events back to JSON messages.
 
 A pure translator of the published wire format, for HTTP bodies and websocket messages alike.
-Optional keys of our own stand next to the published ones: ``sampling``, ``seed`` and ``stop``.
+Optional keys of our own stand next to the published ones: ``sampling``, ``seed``, ``stop``, ``n``,
+``logprobs`` and ``cache_salt``.
 """
 
+import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, assert_never
 
 from msgspec.structs import replace
@@ -17,16 +20,22 @@ from common.messages import (
     MAX_FRAME_BYTES,
     Busy,
     ChatMessage,
+    Constraint,
     Conversation,
     Event,
     Failed,
     Finished,
     FinishReason,
+    Gbnf,
     Generate,
+    JsonSchema,
+    Logprobs,
+    Mirostat,
     Prompt,
     RawPrompt,
     Sampling,
     TokenGenerated,
+    TokenLogprob,
     encode,
 )
 
@@ -96,6 +105,10 @@ class Tool(Strict):
     function: ToolFunction
 
 
+FORBIDDEN = -100.0
+"""As a bias, in OpenAI's sense: the token is never chosen."""
+
+
 class SamplingOptions(Strict):
     """Each key replaces that one value of the balancer's inference parameters."""
 
@@ -107,19 +120,74 @@ class SamplingOptions(Strict):
     penalty_frequency: Annotated[float, Field(ge=-100, le=100)] | None = None
     penalty_presence: Annotated[float, Field(ge=-100, le=100)] | None = None
     penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    typical_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    dry_multiplier: Annotated[float, Field(ge=0, le=100)] | None = None
+    dry_base: Annotated[float, Field(ge=0, le=100)] | None = None
+    dry_allowed_length: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    dry_sequence_breakers: (
+        Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=16)] | None
+    ) = None
+    xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = None
+    xtc_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    mirostat: Mirostat | None = None
+    mirostat_tau: Annotated[float, Field(ge=0, le=100)] | None = None
+    mirostat_eta: Annotated[float, Field(ge=0, le=100)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[int, Field(ge=0, lt=2**31)], Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=1024),
+        ]
+        | None
+    ) = None
+    """By token id; -100 forbids a token."""
+    ignore_eos: bool | None = None
+
+    def replacements(self) -> dict[str, Any]:
+        """What is said, as ``Sampling`` has it."""
+        said = self.model_dump(exclude_none=True, exclude={"logit_bias"})
+        if self.logit_bias is not None:
+            said["logit_bias"] = tuple(
+                (token, -math.inf if bias <= FORBIDDEN else bias)
+                for token, bias in self.logit_bias.items()
+            )
+        return said
 
 
 def _one_or_many(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+class GbnfConstraint(Strict):
+    type: Literal["gbnf"]
+    grammar: str
+    root: str
+
+
+class JsonSchemaConstraint(Strict):
+    type: Literal["json_schema"]
+    text: str = Field(alias="schema")
+
+
+GrammarConstraint: TypeAlias = Annotated[
+    GbnfConstraint | JsonSchemaConstraint, Field(discriminator="type")
+]
+
+MOST_ANSWERS = 16
+
 StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class GenerationParams(Strict):
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
-    grammar: dict[str, Any] | None = None
+    grammar: GrammarConstraint | None = None
     sampling: SamplingOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
+    """So many answers to the one prompt, told apart by ``index``."""
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Tell each token's log probability, and those of so many alternatives."""
+    cache_salt: Annotated[str, Field(max_length=128)] = ""
+    """Cached prompts are shared only between requests of the same salt."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     stop: Annotated[
         Annotated[tuple[StopText, ...], Field(max_length=16)] | None, BeforeValidator(_one_or_many)
@@ -138,6 +206,11 @@ class ContinueFromConversationHistory(GenerationParams):
     tools: tuple[Tool, ...] = ()
 
     def prompt(self) -> Prompt:
+        if self.grammar is not None and self.enable_thinking:
+            raise RequestError(
+                ErrorCode.GRAMMAR_WITH_THINKING,
+                "a grammar would hold for the thinking too: set enable_thinking to false",
+            )
         if self.parse_tool_calls:
             raise RequestError(ErrorCode.NOT_SUPPORTED, "parse_tool_calls is not supported yet")
         return Conversation(
@@ -160,16 +233,39 @@ def generate(params: GenerationParams, request_id: RequestId, sampling: Sampling
 
     Raises ``RequestError`` for what is not supported, so that nothing is ignored in silence.
     """
-    if params.grammar is not None:
-        raise RequestError(ErrorCode.NOT_SUPPORTED, "grammar is not supported yet")
-    said = {} if params.sampling is None else params.sampling.model_dump(exclude_none=True)
+    said = {} if params.sampling is None else params.sampling.replacements()
     return Generate(
         request_id=request_id,
         prompt=params.prompt(),
         max_tokens=params.max_tokens,
         sampling=replace(sampling, **said, seed=params.seed),
         stop=params.stop or (),
+        constraint=_constraint(params.grammar),
+        logprobs=params.logprobs,
+        cache_salt=params.cache_salt,
     )
+
+
+def answers(first: Generate, request_ids: Sequence[RequestId]) -> list[Generate]:
+    """One frame for each answer to the same prompt. With a seed each has its own, the first one
+    that which was given.
+    """
+    frames: list[Generate] = []
+    for n, request_id in enumerate(request_ids):
+        seed = first.sampling.seed
+        sampling = first.sampling if seed is None else replace(first.sampling, seed=seed + n)
+        frames.append(replace(first, request_id=request_id, sampling=sampling))
+    return frames
+
+
+def _constraint(grammar: GbnfConstraint | JsonSchemaConstraint | None) -> Constraint | None:
+    match grammar:
+        case None:
+            return None
+        case GbnfConstraint(grammar=text, root=root):
+            return Gbnf(text, root)
+        case JsonSchemaConstraint(text=text):
+            return JsonSchema(text)
 
 
 def encode_request(frame: Generate) -> bytes:
@@ -287,11 +383,28 @@ def parse_message(text: str) -> Request | Stop:
 Message: TypeAlias = dict[str, Any]
 
 
-def messages(request_id: str, generated_by: str | None, event: Event) -> list[Message]:
-    """What the client is told of an event, perhaps nothing. ``request_id``: as it knows it."""
+def messages(
+    request_id: str, generated_by: str | None, event: Event, index: int | None = None
+) -> list[Message]:
+    """What the client is told of an event, perhaps nothing. ``request_id``: as it knows it.
+
+    ``index``: which of several answers it belongs to; None if only one was asked for.
+    """
+    told = _messages(request_id, generated_by, event)
+    if index is not None:
+        for message in told:
+            message[next(iter(message))]["index"] = index
+    return told
+
+
+def _messages(request_id: str, generated_by: str | None, event: Event) -> list[Message]:
     match event:
-        case TokenGenerated(text=text):
-            return [_token(request_id, generated_by, text)] if text else []
+        case TokenGenerated(text=text, logprobs=logprobs):
+            message = _token(request_id, generated_by, text)
+            if logprobs is not None:
+                message["Response"]["logprobs"] = _logprobs(logprobs)
+                return [message]
+            return [message] if text else []
         case Finished(reason=FinishReason.CANCELLED):
             return []
         case Finished(usage=usage, text=text):
@@ -320,6 +433,10 @@ def messages(request_id: str, generated_by: str | None, event: Event) -> list[Me
 _FAILURES = {
     ErrorCode.CHAT_TEMPLATE_ERROR: "ChatTemplateError",
     ErrorCode.MULTIMODAL_NOT_SUPPORTED: "MultimodalNotSupported",
+    ErrorCode.INVALID_GRAMMAR: "GrammarInitializationFailed",
+    ErrorCode.INVALID_SCHEMA: "GrammarSyntaxError",
+    ErrorCode.GRAMMAR_REJECTED: "GrammarRejectedModelOutput",
+    ErrorCode.GRAMMAR_WITH_THINKING: "GrammarIncompatibleWithThinking",
 }
 """Failures that the published format knows as results; the rest are ``Error`` envelopes."""
 
@@ -330,6 +447,14 @@ def failure(request_id: str, generated_by: str | None, code: ErrorCode, message:
         return _response(request_id, generated_by, {variant: message})
     error = {"code": STATUS[code], "description": message}
     return {"Error": {"request_id": request_id, "error": error}}
+
+
+def _logprobs(logprobs: Logprobs) -> Message:
+    def tell(each: TokenLogprob) -> Message:
+        text = each.piece.decode(errors="replace")
+        return {"token_id": each.token, "token": text, "logprob": each.logprob}
+
+    return {**tell(logprobs.chosen), "top_logprobs": [tell(each) for each in logprobs.top]}
 
 
 def _token(request_id: str, generated_by: str | None, text: str) -> Message:

@@ -16,6 +16,8 @@ class ErrorCode(enum.StrEnum):
     CHAT_TEMPLATE_ERROR = "chat_template_error"
     MULTIMODAL_NOT_SUPPORTED = "multimodal_not_supported"
     INVALID_GRAMMAR = "invalid_grammar"
+    INVALID_SCHEMA = "invalid_schema"
+    GRAMMAR_WITH_THINKING = "grammar_with_thinking"
     GRAMMAR_REJECTED = "grammar_rejected"
     SLOW_CLIENT = "slow_client"
     # Ours
@@ -36,6 +38,8 @@ STATUS = {
     ErrorCode.CHAT_TEMPLATE_ERROR: 400,
     ErrorCode.MULTIMODAL_NOT_SUPPORTED: 400,
     ErrorCode.INVALID_GRAMMAR: 400,
+    ErrorCode.INVALID_SCHEMA: 400,
+    ErrorCode.GRAMMAR_WITH_THINKING: 400,
     ErrorCode.GRAMMAR_REJECTED: 500,
     ErrorCode.SLOW_CLIENT: 503,
     ErrorCode.AGENT_LOST: 502,

@@ -19,7 +19,7 @@ import msgspec
 from common.errors import ErrorCode
 from common.ids import AgentId, RequestId, TokenId
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when a change to the frames would be misread by the other side."""
 
 REFUSED = 4000

@@ -374,7 +374,13 @@ def bench(
             picture_format(picture.name)  # a run of minutes must not be lost by it
         except BenchError as error:
             raise typer.BadParameter(str(error), param_hint="'--picture'") from error
-    files = ("json_file", "picture")
+    arrivals = (
+        Closed(concurrency or 4) if rate is None else poisson(seed, requests=requests, rate=rate)
+    )
+    told = {**context.params}
+    if isinstance(arrivals, Closed):
+        told["concurrency"] = arrivals.clients
+    del told["json_file"], told["picture"]
     settings = BenchSettings(
         address=address,
         api=api,
@@ -392,15 +398,13 @@ def bench(
                 tokens=prompt_tokens,
                 shared_tokens=shared_prefix_tokens,
             ),
-            arrivals=Closed(concurrency or 4)
-            if rate is None
-            else poisson(seed, requests=requests, rate=rate),
+            arrivals=arrivals,
             warm_up=make_warm_up(seed, requests=warm_up, tokens=prompt_tokens),
         ),
         target=Target(first=ttft_target, gap=gap_target),
         json_file=json_file,
         picture_file=picture,
-        told={name: value for name, value in context.params.items() if name not in files},
+        told=told,
     )
     raise typer.Exit(run_bench(settings, console))
 

@@ -24,6 +24,8 @@ COVERED_BY = {
 # Shells over Ray, llama.cpp or processes, driven by integration_tests/.
 DRIVEN = {
     "agent/llama.py": "test_llama.py",
+    "agent/llama_library.py": "test_llama_sampler.py",
+    "agent/llama_sampler.py": "test_llama_sampler.py",
     "deploy/app.py": "test_up.py",
     "deploy/actor.py": "test_up.py",
     "deploy/agents.py": "test_agent_process.py",

@@ -159,6 +159,25 @@ def test_a_token_of_several_bytes_is_allowed_where_all_of_them_are() -> None:
     assert not matcher.allows(LONG)
 
 
+@pytest.mark.parametrize("prefix", [" ", "\x00"])
+def test_a_tokenizer_that_puts_something_in_front_does_not_mislead(prefix: str) -> None:
+    """Where only one text can follow, llguidance asks for its tokens."""
+    compiling = SchemaCompiler(
+        lambda: PIECES,
+        tokenize=lambda text: [TokenId(byte) for byte in (prefix + text).encode()],
+        ends=[END],
+        control=[CONTROL],
+    )
+    matcher = compiling.compile('{"const": "long"}')
+
+    text = b""
+    while not matcher.allows(END):
+        token = int(np.flatnonzero(matcher.allowed())[0])
+        matcher.accept(TokenId(token))
+        text += PIECES[token]
+    assert text == b'"long"'
+
+
 def test_the_single_answer_and_the_one_for_all_tokens_agree() -> None:
     chance = random.Random(7)
     matcher = compiled({"type": "array", "items": {"type": ["number", "string", "null"]}})

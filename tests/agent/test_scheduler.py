@@ -1,5 +1,6 @@
 """Continuous batching, with an engine that has no model but checks all that it is told to do."""
 
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -821,6 +822,35 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_ten_thousand_requests_leave_nothing_behind() -> None:
+    running = Running(slots=4, context=64, cells=256, most_cached=128)
+
+    def serve(requests: range) -> None:
+        for n in requests:
+            while running.scheduler.figures.waiting + len(running.plan()) >= 4:
+                running.step()
+            running.submit(RequestId(f"r{n}"), f"{n % 97:02} asks", max_tokens=3)
+            running.step()
+            running.told.clear()
+            running.passes.clear()
+            running.shares.clear()
+        running.run()
+        running.told.clear()
+        running.passes.clear()
+
+    serve(range(2_000))
+    tracemalloc.start()
+    try:
+        serve(range(2_000, 4_000))
+        before, _ = tracemalloc.get_traced_memory()
+        serve(range(4_000, 12_000))
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert after - before < 30_000, "bytes that 8,000 requests left behind"
 
 
 def test_the_echo_engines_end_token_is_silent() -> None:

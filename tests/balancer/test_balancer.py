@@ -202,4 +202,4 @@ async def test_an_agent_that_has_gone_leaves_no_series_behind(
 
     agent.leave()
 
-    assert label not in balancer.metrics.text().decode()
+    assert f'"{label}"' not in balancer.metrics.text().decode()

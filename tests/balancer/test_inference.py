@@ -7,13 +7,22 @@ from typing import Any
 
 import httpx
 import pytest
-from played import Play, Until
+from played import Play, Until, metric
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from balancer.balancer import Balancer
 from balancer.http import MAX_BODY_BYTES
-from common.messages import Conversation, Generate, RawPrompt
+from common.ids import TokenId
+from common.messages import (
+    Conversation,
+    FinishReason,
+    Generate,
+    Logprobs,
+    RawPrompt,
+    TokenGenerated,
+    TokenLogprob,
+)
 
 CONVERSATION: dict[str, Any] = {
     "add_generation_prompt": True,
@@ -107,6 +116,70 @@ async def test_a_client_that_leaves_before_the_first_token_is_a_cancel(
     assert await agent.cancelled() == asked.request_id
 
 
+async def test_several_answers_are_told_apart_by_their_index(
+    client: httpx.AsyncClient, play: Play
+) -> None:
+    agent = play(slots=2)
+    async with client.stream("POST", ROUTE, json={**RAW, "n": 2, "seed": 7}) as response:
+        first, second = await agent.asked(), await agent.asked()
+        agent.say_token(second.request_id, "b")
+        agent.say_token(first.request_id, "a")
+        agent.finish(first.request_id)
+        agent.finish(second.request_id)
+        lines = [json.loads(line)["Response"] async for line in response.aiter_lines()]
+
+    assert (first.sampling.seed, second.sampling.seed) == (7, 8)
+    assert {line["request_id"] for line in lines} == {first.request_id}
+    tokens = [line["response"]["GeneratedToken"] for line in lines]
+    assert [
+        (line["index"], token.get("ContentToken"))
+        for line, token in zip(lines, tokens, strict=True)
+    ] == [(1, "b"), (0, "a"), (0, None), (1, None)]
+
+
+async def test_a_client_that_leaves_cancels_all_its_answers_and_those_that_wait_never_start(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play, until: Until
+) -> None:
+    """B06, with two slots for four answers."""
+    agent = play(slots=2)
+    async with client.stream("POST", ROUTE, json={**RAW, "n": 4}) as response:
+        running = [(await agent.asked()).request_id for _ in range(2)]
+        assert balancer.buffered == 2
+        agent.say_token(running[0], "a")
+        await anext(response.aiter_lines())
+
+    assert [await agent.cancelled() for _ in range(2)] == running
+    for request_id in running:
+        agent.finish(request_id, FinishReason.CANCELLED)
+    assert agent.frames.empty(), "an answer that waited was begun"
+    assert balancer.buffered == 0
+    assert metric(balancer, 'headrace_requests_total{outcome="cancelled"}') == 4
+
+
+async def test_log_probabilities_come_with_each_token(
+    client: httpx.AsyncClient, play: Play
+) -> None:
+    agent = play()
+    chosen, other = TokenLogprob(TokenId(1), -0.1, b"a"), TokenLogprob(TokenId(2), -2.5, b"b")
+    async with client.stream("POST", ROUTE, json={**RAW, "logprobs": 2}) as response:
+        asked = await agent.asked()
+        logprobs = Logprobs(chosen, (chosen, other))
+        agent.say(TokenGenerated(asked.request_id, TokenId(1), "a", logprobs))
+        agent.finish(asked.request_id)
+        lines = [json.loads(line)["Response"] async for line in response.aiter_lines()]
+
+    assert asked.logprobs == 2
+    assert lines[0]["logprobs"] == {
+        "token_id": 1,
+        "token": "a",
+        "logprob": -0.1,
+        "top_logprobs": [
+            {"token_id": 1, "token": "a", "logprob": -0.1},
+            {"token_id": 2, "token": "b", "logprob": -2.5},
+        ],
+    }
+
+
 async def test_a_client_that_leaves_while_it_waits_frees_its_place(
     client: httpx.AsyncClient, balancer: Balancer, until: Until
 ) -> None:
@@ -134,7 +207,8 @@ async def test_too_many_waiting_requests_are_told_so_in_the_stream(
         (b"{", 400),
         (json.dumps({**RAW, "max_tokens": 0}).encode(), 400),
         (json.dumps({**RAW, "surprise": 1}).encode(), 400),
-        (json.dumps({**RAW, "grammar": {"type": "gbnf"}}).encode(), 501),
+        (json.dumps({**RAW, "grammar": {"type": "gbnf"}}).encode(), 400),
+        (json.dumps({**RAW, "n": 17}).encode(), 400),
         (b" " * (MAX_BODY_BYTES + 1), 413),
     ],
 )
@@ -257,7 +331,7 @@ async def test_a_websocket_that_closes_cancels_all_its_requests(
 
 @pytest.mark.parametrize(
     ("params", "code"),
-    [({"max_tokens": 1}, 400), ({**RAW, "grammar": {"type": "gbnf"}}, 501)],
+    [({"max_tokens": 1}, 400), ({**RAW, "grammar": {"type": "gbnf"}}, 400)],
 )
 async def test_a_bad_websocket_request_gets_an_error_and_harms_no_other(
     socket: ClientConnection, play: Play, params: Any, code: int

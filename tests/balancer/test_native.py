@@ -1,6 +1,7 @@
 """The published wire format, message by message."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -12,11 +13,14 @@ from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, TokenId
 from common.messages import (
     ChatMessage,
+    Constraint,
     Conversation,
     Event,
     Failed,
     Finished,
     FinishReason,
+    Gbnf,
+    JsonSchema,
     RawPrompt,
     Sampling,
     TokenGenerated,
@@ -146,7 +150,13 @@ def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("params", "code"),
     [
-        (raw(grammar={"type": "gbnf", "grammar": "root ::= x", "root": "root"}), "not_supported"),
+        (
+            conversation(
+                enable_thinking=True,
+                grammar={"type": "gbnf", "grammar": "root ::= x", "root": "root"},
+            ),
+            "grammar_with_thinking",
+        ),
         (conversation(parse_tool_calls=True), "not_supported"),
         (
             conversation(
@@ -283,3 +293,52 @@ DONE = {
 )
 def test_events_become_the_published_messages(event: Event, messages: list[Any]) -> None:
     assert native.messages("theirs", "agent-1", event) == messages
+
+
+def test_all_that_sampling_knows_can_be_said() -> None:
+    options: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_k": 10,
+        "top_p": 0.5,
+        "min_p": 0.1,
+        "penalty_repeat": 1.2,
+        "penalty_frequency": 0.1,
+        "penalty_presence": 0.2,
+        "penalty_last_n": 64,
+        "typical_p": 0.9,
+        "dry_multiplier": 0.8,
+        "dry_base": 1.5,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 128,
+        "dry_sequence_breakers": ["\n"],
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.2,
+        "mirostat": 2,
+        "mirostat_tau": 4.0,
+        "mirostat_eta": 0.2,
+        "logit_bias": {"5": 1.5, "6": -100},
+        "ignore_eos": True,
+    }
+
+    frame = native.generate(raw(sampling=options, seed=3), RequestId("r"), Sampling())
+
+    told = {name: getattr(frame.sampling, name) for name in frame.sampling.__struct_fields__}
+    assert told == {
+        **options,
+        "seed": 3,
+        "dry_sequence_breakers": ("\n",),
+        "logit_bias": ((5, 1.5), (6, -math.inf)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("grammar", "constraint"),
+    [
+        ({"type": "gbnf", "grammar": "root ::= x", "root": "start"}, Gbnf("root ::= x", "start")),
+        ({"type": "json_schema", "schema": "{}"}, JsonSchema("{}")),
+    ],
+)
+def test_grammars_travel_to_the_agent(grammar: dict[str, Any], constraint: Constraint) -> None:
+    frame = native.generate(raw(grammar=grammar), RequestId("r"), Sampling())
+
+    assert frame.constraint == constraint
