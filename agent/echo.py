@@ -10,10 +10,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from agent.embedding import Vectors, pool
 from agent.engine import Capacity, Chunk, Decoded, Sampler
 from common.errors import DecodeError, ErrorCode, RequestError
 from common.ids import SequenceId, TokenId
-from common.messages import Constraint, Sampling
+from common.messages import Constraint, Pooling, Sampling
 
 END = TokenId(256)
 
@@ -33,6 +36,30 @@ class ByteVocabulary:
 
     def is_end(self, token: TokenId) -> bool:
         return token == END
+
+
+class EchoEmbedder:
+    """A token's vector is the byte and a one."""
+
+    document_limit = 512
+    batch_size = 512
+    most_documents = 8
+
+    def tokenize(self, text: str) -> list[TokenId]:
+        return [TokenId(byte) for byte in text.encode()]
+
+    def embed(self, documents: Sequence[Sequence[TokenId]], pooling: Pooling, /) -> list[Vectors]:
+        if pooling is Pooling.RANK:
+            raise RequestError(ErrorCode.NOT_SUPPORTED, "the echo engine ranks nothing")
+        if pooling is Pooling.UNSPECIFIED:
+            pooling = Pooling.LAST
+        return [
+            pool(np.array([[token, 1] for token in tokens], np.float32), pooling)
+            for tokens in documents
+        ]
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass(slots=True)
@@ -69,6 +96,7 @@ class EchoEngine:
         shares_part: bool = True,
     ) -> None:
         self.vocabulary = ByteVocabulary()
+        self.embedder = EchoEmbedder()
         self.chat_template: str | None = CHAT_TEMPLATE
         self.capacity = Capacity(
             slots=slots,

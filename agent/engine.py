@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from agent.embedding import Embedder
 from common.errors import RequestError
 from common.ids import SequenceId, TokenId
 from common.messages import Constraint, Logprobs, Sampling
@@ -110,12 +111,17 @@ class Decoded:
 
 
 class Engine(Protocol):
-    """A loaded model. One thread owns it; only ``vocabulary``, ``capacity`` and ``sampler`` may be
-    used from others.
+    """A loaded model. One thread owns it; only ``vocabulary``, ``capacity``, ``sampler`` and what
+    ``embedder`` says of itself may be used from others.
     """
 
     @property
     def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def embedder(self) -> Embedder:
+        """The same model, for embeddings."""
+        ...
 
     @property
     def chat_template(self) -> str | None:

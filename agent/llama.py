@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from agent.engine import Capacity, Chunk, Decoded, KvLayout, Sampler, SamplerPlace
+from agent.llama_embedder import LlamaEmbedder
 from agent.llama_library import LlamaVocabulary, because, forget_messages, lib, start_library
-from agent.llama_sampler import LlamaSampler, LlamaSamplers
+from agent.llama_sampler import LlamaSampler, LlamaSamplers, Row
 from common.errors import DecodeError, ModelError, RequestError
 from common.ids import SequenceId, TokenId
 from common.messages import Constraint, Logprobs, Sampling
@@ -23,6 +24,9 @@ DEFAULT_CONTEXT = 4096
 
 BATCH_SIZE = 512
 """Tokens in one ``decode`` at most."""
+
+EMBEDDING_BATCH_SIZE = 2048
+"""Tokens in one ``embed`` at most, and in one document; that of the published wire format."""
 
 DECODE_ERRORS = {
     1: "no room in the KV cache",
@@ -104,6 +108,7 @@ class LlamaEngine:
         self._handle: Any = None
         self._samplers: dict[SequenceId, LlamaSampler] = {}
         self._attached: set[SequenceId] = set()
+        self.embedder = LlamaEmbedder(self._model, threads=threads, batch_size=EMBEDDING_BATCH_SIZE)
         try:
             self.capacity = self._plan_capacity(slots, context, cells, layout)
             self.vocabulary = LlamaVocabulary(self._model)
@@ -114,6 +119,7 @@ class LlamaEngine:
             )
             self._handle = self._open_context(threads, layout)
             self._memory: Any = lib.llama_get_memory(self._handle)
+            self._row_type: Any = ctypes.c_float * self.vocabulary.size
             self._batch = _Batch(self.capacity.batch_size)
             self._make_sampler = LlamaSamplers(
                 self._model, self.vocabulary, context=self.capacity.context
@@ -196,6 +202,7 @@ class LlamaEngine:
         assert removed, "llama.cpp promises that a whole sequence can be removed"
 
     def close(self) -> None:
+        self.embedder.close()
         if self._handle is not None:
             lib.llama_free(self._handle)
             self._handle = None
@@ -264,13 +271,11 @@ class LlamaEngine:
         lib.llama_decode(self._handle, self._batch.struct)
         lib.llama_memory_clear(self._memory, True)
 
-    def _logits(self, row: int) -> "np.ndarray[Any, np.dtype[np.float32]]":
+    def _logits(self, row: int) -> Row:
         """llama.cpp's own memory, valid until the next decode."""
         pointer = lib.llama_get_logits_ith(self._handle, row)
-        address = ctypes.addressof(pointer.contents)
-        return np.frombuffer(
-            (ctypes.c_float * self.vocabulary.size).from_address(address), np.float32
-        )
+        memory: Any = self._row_type.from_address(ctypes.addressof(pointer.contents))
+        return np.frombuffer(memory, np.float32)
 
 
 def _load(model_path: str) -> Any:

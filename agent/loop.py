@@ -1,5 +1,7 @@
 """The thread that owns the model: inbox, plan, decode, commit, outbox, again and again.
 
+Documents to be embedded are fed between the passes of the scheduler, a batch at a time.
+
 It decides nothing: the scheduler does. Other threads talk to it through ``submit``, ``cancel`` and
 ``stop``; it talks to them through the two callbacks, which it calls on its own thread.
 """
@@ -10,12 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from agent.embedding import Batch, Embedder, EmbeddingQueue, EmbeddingRequest
 from agent.engine import Capacity, Chunk, Engine
 from agent.prompt import PreparedRequest
 from agent.scheduler import Effect, Forget, Scheduler, Share, Start, Stop
-from common.errors import DecodeError
+from common.errors import DecodeError, RequestError
 from common.ids import RequestId
 from common.messages import Cancel, Event, Figures
 
@@ -42,6 +45,8 @@ class Listener(Protocol):
         """
         ...
 
+
+Work: TypeAlias = PreparedRequest | EmbeddingRequest
 
 FIGURES_INTERVAL = 0.5
 """Seconds between two reports to the listener while there is work."""
@@ -74,7 +79,7 @@ class DecodeLoop:
         self._listener = listener
         self._settings = settings
         self._pass_began: float | None = None
-        self._inbox: queue.SimpleQueue[PreparedRequest | Cancel | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Work | Cancel | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="decode-loop", daemon=True)
 
     def start(self) -> None:
@@ -86,7 +91,7 @@ class DecodeLoop:
         began = self._pass_began
         return None if began is None else time.monotonic() - began
 
-    def submit(self, request: PreparedRequest) -> None:
+    def submit(self, request: Work) -> None:
         """Run the request. The caller holds a slot for it, which bounds the inbox."""
         self._inbox.put(request)
 
@@ -124,14 +129,23 @@ class DecodeLoop:
             longest_gap=self._settings.longest_gap,
             most_cached=self._settings.most_cached(engine.capacity),
         )
+        embedder = engine.embedder
+        documents = EmbeddingQueue(
+            capacity=engine.capacity.slots,
+            batch_size=embedder.batch_size,
+            most_documents=embedder.most_documents,
+        )
         told = time.monotonic()
-        while self._receive(scheduler, engine):
+        while self._receive(scheduler, documents, engine):
             self._carry_out(scheduler.make_room(), scheduler, engine)
             chunks = scheduler.plan()
             if chunks:
                 self._pass(chunks, scheduler, engine)
+            batch = documents.plan(budget=scheduler.spare_tokens)
+            if batch is not None:
+                self._embed(batch, documents, embedder)
             now = time.monotonic()
-            if scheduler.is_idle or now - told > FIGURES_INTERVAL:
+            if (scheduler.is_idle and documents.is_idle) or now - told > FIGURES_INTERVAL:
                 told = now
                 self._listener.measured(scheduler.figures)
 
@@ -146,13 +160,25 @@ class DecodeLoop:
             effects = scheduler.commit(chunks, decoded, seconds=time.monotonic() - started)
         self._carry_out(effects, scheduler, engine)
 
-    def _receive(self, scheduler: Scheduler, engine: Engine) -> bool:
+    def _embed(self, batch: Batch, documents: EmbeddingQueue, embedder: Embedder) -> None:
+        self._pass_began = time.monotonic()
+        try:
+            vectors = embedder.embed(batch.tokens, batch.pooling)
+        except (DecodeError, RequestError) as error:
+            log.warning("embedding %d documents failed: %s", len(batch.documents), error)
+            events = documents.fail(batch, error)
+        else:
+            events = documents.commit(batch, vectors)
+        if events:
+            self._listener.happened(events)
+
+    def _receive(self, scheduler: Scheduler, documents: EmbeddingQueue, engine: Engine) -> bool:
         """Take what came since the last pass; wait for something if there is nothing to decode.
 
         False: stop now.
         """
         effects: list[Effect] = []
-        block = scheduler.is_idle
+        block = scheduler.is_idle and documents.is_idle
         if block:
             self._pass_began = None
         while True:
@@ -166,8 +192,11 @@ class DecodeLoop:
                     return False
                 case Cancel(request_id):
                     effects += scheduler.cancel(request_id)
+                    effects += documents.cancel(request_id)
                 case PreparedRequest():
                     effects += scheduler.submit(command)
+                case EmbeddingRequest():
+                    effects += documents.submit(command)
         self._carry_out(effects, scheduler, engine)
         return True
 

@@ -6,11 +6,12 @@ so that they do not hold up the streams that run.
 
 from dataclasses import dataclass
 
+from agent.embedding import EmbeddingRequest, tokenize
 from agent.engine import Engine, Sampler
 from agent.template import ChatTemplate
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, TokenId
-from common.messages import Conversation, Generate, RawPrompt
+from common.messages import Conversation, Embed, Generate, RawPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,13 @@ class Preparer:
     def has_template(self) -> bool:
         return self._template is not None
 
-    def prepare(self, request: Generate) -> PreparedRequest:
+    def prepare(self, request: Generate | Embed) -> PreparedRequest | EmbeddingRequest:
         """Render and tokenize. Raises ``RequestError``, whose text is for the client."""
+        if isinstance(request, Embed):
+            return tokenize(request, self._engine.embedder)
+        return self.prepare_prompt(request)
+
+    def prepare_prompt(self, request: Generate) -> PreparedRequest:
         text = self._render(request)
         # Millions of tokens take seconds to count, only to be refused: others wait meanwhile.
         least = len(text) // self._vocabulary.longest_piece

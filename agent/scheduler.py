@@ -115,6 +115,16 @@ class Scheduler:
         return not self._requests
 
     @property
+    def spare_tokens(self) -> int | None:
+        """How many tokens others may have the model compute before the next pass without making
+        streams wait for too long; None: as many as they like.
+        """
+        if self.is_idle:
+            return None
+        rows, _ = self._split()
+        return self._budget.tokens(len(rows))
+
+    @property
     def figures(self) -> Figures:
         cells = self._kv.cells
         return Figures(

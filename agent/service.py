@@ -15,14 +15,15 @@ from typing import Any
 from agent.admission import Admission
 from agent.engine import Engine
 from agent.link import Link
-from agent.loop import DEFAULTS, DecodeLoop, LoopSettings
-from agent.prompt import PreparedRequest, Preparer
+from agent.loop import DEFAULTS, DecodeLoop, LoopSettings, Work
+from agent.prompt import Preparer
 from common.errors import ErrorCode, ModelError, RequestError
 from common.ids import AgentId, RequestId
 from common.messages import (
     PROTOCOL,
     Busy,
     Cancel,
+    Embed,
     Event,
     Failed,
     Figures,
@@ -34,7 +35,6 @@ from common.messages import (
     Status,
     Step,
     ToAgent,
-    TokenGenerated,
     Usage,
 )
 
@@ -71,7 +71,7 @@ class Agent:
         self._figures = Figures()
         self._admission = Admission()
         self._preparer: Preparer | None = None
-        self._preparing: dict[RequestId, Future[PreparedRequest]] = {}
+        self._preparing: dict[RequestId, Future[Work]] = {}
         self._preparation = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
         self._wanted: set[RequestId] = set()
         """Requests that the present link asked for. What came over an earlier one is nobody's."""
@@ -143,7 +143,7 @@ class Agent:
 
     def received(self, frame: ToAgent, /) -> None:
         match frame:
-            case Generate(request_id=request_id):
+            case Generate(request_id=request_id) | Embed(request_id=request_id):
                 if self._preparer is None or not self._admission.admit(request_id):
                     self._link.send(Step((Busy(request_id),)))
                     return
@@ -204,13 +204,13 @@ class Agent:
         if error is not None and not self._over.done():
             self._over.set_exception(error)
 
-    def _prepare(self, preparer: Preparer, request: Generate) -> None:
+    def _prepare(self, preparer: Preparer, request: Generate | Embed) -> None:
         request_id = request.request_id
-        future = self._preparation.submit(preparer.prepare, request)
+        future: Future[Work] = self._preparation.submit(preparer.prepare, request)
         self._preparing[request_id] = future
         future.add_done_callback(lambda done: self._hand_over(self._prepared, request_id, done))
 
-    def _prepared(self, request_id: RequestId, future: Future[PreparedRequest]) -> None:
+    def _prepared(self, request_id: RequestId, future: Future[Work]) -> None:
         if self._preparing.get(request_id) is not future:
             return  # cancelled meanwhile, and said so
         del self._preparing[request_id]
@@ -239,7 +239,7 @@ class Agent:
         told = tuple(event for event in events if event.request_id in self._wanted)
         if told:
             self._link.send(Step(told))
-        over = [event.request_id for event in events if not isinstance(event, TokenGenerated)]
+        over = [event.request_id for event in events if isinstance(event, Finished | Failed | Busy)]
         if over:
             for request_id in over:
                 self._admission.release(request_id)

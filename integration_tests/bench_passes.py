@@ -53,7 +53,7 @@ def measure(engine: LlamaEngine, streams: int) -> tuple[float, float, float]:
             max_tokens=PASSES + 20,
             sampling=GREEDY,
         )
-        carry_out(engine, scheduler, scheduler.submit(preparer.prepare(request)))
+        carry_out(engine, scheduler, scheduler.submit(preparer.prepare_prompt(request)))
     ours: list[float] = []
     whole: list[float] = []
     for _ in range(PASSES + 10):
@@ -63,9 +63,7 @@ def measure(engine: LlamaEngine, streams: int) -> tuple[float, float, float]:
         planned = time.perf_counter()
         decoded = engine.decode(chunks)
         sampled = time.perf_counter()
-        carry_out(
-            engine, scheduler, scheduler.commit(chunks, decoded, seconds=sampled - planned)
-        )
+        carry_out(engine, scheduler, scheduler.commit(chunks, decoded, seconds=sampled - planned))
         ended = time.perf_counter()
         ours.append(planned - began + ended - sampled)
         whole.append(ended - began)

@@ -56,7 +56,7 @@ class Running:
     def submit(self, name: str, prompt: Prompt, **options: Any) -> None:
         options = {"max_tokens": 12, "sampling": GREEDY} | options
         request = Generate(request_id=RequestId(name), prompt=prompt, **options)
-        self.do(self.scheduler.submit(Preparer(self.engine).prepare(request)))
+        self.do(self.scheduler.submit(Preparer(self.engine).prepare_prompt(request)))
 
     def step(self) -> None:
         self.do(self.scheduler.make_room())

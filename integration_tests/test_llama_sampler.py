@@ -245,6 +245,7 @@ def test_the_same_tokens_come_out_as_from_llama_cpp_over_all_candidates(
         Sampling(temperature=0),
         Sampling(top_k=0, top_p=1, seed=3),
         Sampling(top_k=40, xtc_probability=0.5, dry_multiplier=0.8, seed=3),
+        Sampling(top_k=40, dry_multiplier=0.8, dry_penalty_last_n=3, seed=3),
     ],
 )
 def test_the_same_holds_for_the_whole_vocabulary_and_long_answers(
@@ -302,9 +303,9 @@ def test_biases_of_the_same_token_add_up(
     samplers: LlamaSamplers, vocabulary: LlamaVocabulary
 ) -> None:
     row = np.zeros(vocabulary.size, dtype=np.float32)
-    bias = ((TokenId(5), 2.0), (TokenId(5), -1.5), (TokenId(9), 1.0))
+    bias = ((TokenId(5), 2.0), (TokenId(5), -1.0), (TokenId(9), 0.5))
 
-    assert make(samplers, replace(GREEDY, logit_bias=bias)).sample(row) == 9
+    assert make(samplers, replace(GREEDY, logit_bias=bias)).sample(row) == 5
 
 
 def test_the_end_can_be_ignored(samplers: LlamaSamplers, vocabulary: LlamaVocabulary) -> None:

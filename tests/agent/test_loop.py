@@ -7,12 +7,24 @@ import pytest
 from engines import HeldEngine
 
 from agent.echo import EchoSampler
+from agent.embedding import EmbeddingRequest, TokenizedDocument
 from agent.engine import Engine
 from agent.loop import DecodeLoop
 from agent.prompt import PreparedRequest
 from common.errors import ErrorCode, ModelError
 from common.ids import RequestId, TokenId
-from common.messages import Event, Failed, Figures, Finished, FinishReason, TokenGenerated
+from common.messages import (
+    Embedded,
+    Event,
+    Failed,
+    Figures,
+    Finished,
+    FinishReason,
+    Pooling,
+    TokenGenerated,
+    Unchanged,
+    Usage,
+)
 
 R1, R2 = RequestId("r1"), RequestId("r2")
 
@@ -94,6 +106,63 @@ def test_a_cancel_takes_effect_before_the_next_pass(
     assert isinstance(end, Finished)
     assert end.reason is FinishReason.CANCELLED
     assert end.usage.content_tokens <= 2
+
+
+def test_documents_are_embedded_while_a_stream_runs(
+    heard: Heard, engine: HeldEngine, loop: DecodeLoop
+) -> None:
+    loop.submit(request(R1, "abcdef"))
+    engine.allow(1)
+    heard.steps.get(timeout=10)
+    document = TokenizedDocument("d", [TokenId(7)])
+    loop.submit(EmbeddingRequest(R2, (document,), Pooling.LAST, Unchanged()))
+
+    engine.allow(2)  # the second pass may have begun before the document came
+    told: list[Event] = []
+    while not any(isinstance(event, Embedded) for event in told):
+        told += heard.steps.get(timeout=10)
+
+    (embedded,) = (event for event in told if isinstance(event, Embedded))
+    assert embedded.vectors == [[7.0, 1.0]]
+    assert told[-1] == Finished(R2, FinishReason.STOP, Usage(prompt_tokens=1))
+    assert not [event for event in told if event.request_id == R1 and isinstance(event, Finished)]
+
+
+def test_documents_that_wait_can_be_cancelled(
+    heard: Heard, engine: HeldEngine, loop: DecodeLoop
+) -> None:
+    loop.submit(request(R1, "abcdef"))
+    engine.allow(1)
+    heard.steps.get(timeout=10)
+    document = TokenizedDocument("d", [TokenId(7)])
+
+    loop.submit(EmbeddingRequest(R2, (document,) * 1000, Pooling.LAST, Unchanged()))
+    loop.cancel(R2)
+    engine.open()
+    told: list[Event] = []
+    while not any(isinstance(e, Finished) and e.request_id == R1 for e in told):
+        told += heard.steps.get(timeout=10)
+
+    (end,) = (e for e in told if isinstance(e, Finished) and e.request_id == R2)
+    assert end.reason is FinishReason.CANCELLED
+    assert end.usage.prompt_tokens < 1000
+
+
+def test_the_age_of_a_pass_is_known_while_it_runs(
+    heard: Heard, engine: HeldEngine, loop: DecodeLoop
+) -> None:
+    assert loop.step_age is None
+    loop.submit(request(R1, "a"))
+    engine.allow(1)
+    heard.steps.get(timeout=10)  # the second pass waits now, or will soon
+
+    assert loop.step_age is not None
+    engine.open()
+    figures = heard.figures.get(timeout=10)
+    while figures.cells_running:
+        figures = heard.figures.get(timeout=10)
+    assert figures.cells_cached == 2
+    assert figures.prompt_tokens_fed == 1
 
 
 def test_the_loop_outlives_a_failed_decode(

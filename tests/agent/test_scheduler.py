@@ -141,8 +141,8 @@ class Running:
         """The account of cells is that of the engine."""
         figures = self.scheduler.figures
         assert figures.cells_running + figures.cells_cached == self.engine.used
-        assert 0 <= figures.cells_running
-        assert 0 <= figures.cells_cached
+        assert figures.cells_running >= 0
+        assert figures.cells_cached >= 0
         assert figures.cells_free >= 0
 
 

@@ -1,6 +1,7 @@
 """The agent as a whole, over a real socket, with the balancer's part played by the test."""
 
 import asyncio
+import struct
 from collections.abc import AsyncGenerator, Callable
 
 import pytest
@@ -17,6 +18,10 @@ from common.messages import (
     REFUSED,
     Busy,
     Cancel,
+    Document,
+    DocumentTooLong,
+    Embed,
+    Embedded,
     Event,
     Failed,
     Finished,
@@ -24,12 +29,14 @@ from common.messages import (
     Generate,
     Issue,
     Join,
+    Pooling,
     RawPrompt,
     Status,
     Step,
     ToAgent,
     ToBalancer,
     TokenGenerated,
+    Usage,
     decode_to_balancer,
     encode,
 )
@@ -181,6 +188,61 @@ async def test_an_agent_introduces_itself_and_then_offers_its_slots(
     assert join.status.slots_desired == 2
     status = join.status if join.status.slots_total else await link.status(lambda _: True)
     assert (status.slots_total, status.slots_processing) == (2, 0)
+
+
+async def test_documents_take_a_slot_and_are_embedded(
+    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
+) -> None:
+    link = await balancer.link()
+    await link.ready()
+    documents = (Document("one", "ab"), Document("long", "x" * 513))
+
+    await link.send(ask(R1), Embed(request_id=R2, documents=documents, pooling=Pooling.MEAN))
+    await link.send(ask(R3))
+
+    assert await link.event() == Busy(R3)
+    engine.open()
+    told: list[Event] = []
+    while not (told and told[-1].request_id == R2 and isinstance(told[-1], Finished)):
+        frame = await link.frame()
+        if isinstance(frame, Step):
+            told += [event for event in frame.events if event.request_id == R2]
+    assert told == [
+        Embedded(R2, "one", 2, struct.pack("<2f", 97.5, 1)),
+        DocumentTooLong(R2, "long", 513, 512),
+        Finished(R2, FinishReason.STOP, Usage(prompt_tokens=2)),
+    ]
+    await link.status(lambda status: status.slots_processing == 0)
+
+
+async def test_the_status_tells_how_the_scheduler_does(
+    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
+) -> None:
+    link = await balancer.link()
+    await link.ready()
+    engine.open()
+
+    await link.send(ask(R1, "abc"))
+
+    status = await link.status(lambda status: status.figures.cells_cached > 0)
+    assert status.figures.prompt_tokens_fed == 3
+    assert status.figures.cells_total == 2 * 32
+    assert status.figures.decode_rate is not None
+    assert status.figures.prefill_rate is not None
+
+
+async def test_a_pass_that_hangs_is_seen_to_grow_old(
+    balancer: PlayedBalancer, running: RunningAgent
+) -> None:
+    link = await balancer.link()
+    await link.ready()
+
+    await link.send(ask(R1, "abc"))  # and the engine holds the pass
+
+    first = await link.status(lambda status: status.step_age is not None)
+    assert first.step_age is not None
+    age = first.step_age
+    await link.status(lambda status: status.step_age is not None and status.step_age > age)
 
 
 async def test_a_request_is_answered_token_by_token(

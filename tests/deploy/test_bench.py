@@ -279,6 +279,22 @@ async def test_a_completion_without_usage_or_end_mark_is_whole_by_its_reason(
     assert (outcome.error, outcome.usage, outcome.output_tokens) == (None, None, 2)
 
 
+async def in_pieces(_body: dict[str, Any]) -> AsyncIterator[str]:
+    for character in event(choices=[{"text": "a"}]):
+        yield character
+    yield "data: [DONE]"  # and no line feed after it
+
+
+async def test_an_answer_that_comes_in_pieces_is_put_together(
+    openai: OpenAi, openai_address: str
+) -> None:
+    openai.answer = in_pieces
+
+    outcome = await ask_once(Server(openai_address, Api.OPENAI_COMPLETIONS))
+
+    assert (outcome.error, len(outcome.texts)) == (None, 1)
+
+
 async def broken(_body: dict[str, Any]) -> AsyncIterator[str]:
     yield event(choices=[{"text": "a"}])
     yield event(error={"message": "out of memory", "code": 500})

@@ -47,15 +47,16 @@ def told(figures: Figures) -> str:
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
-    def plan(seed: int) -> object:
-        return (
-            make_prompts(seed, requests=3, tokens=20, shared_tokens=10),
+    def plan(seed: int) -> list[object]:
+        return [
+            make_prompts(seed, requests=3, tokens=20),
+            make_prompts(seed, requests=1, tokens=0, shared_tokens=20),
             make_warm_up(seed, requests=2, tokens=20),
             poisson(seed, requests=5, rate=2.0),
-        )
+        ]
 
     assert plan(1) == plan(1)
-    assert plan(1) != plan(2)
+    assert all(one != other for one, other in zip(plan(1), plan(2), strict=True))
 
 
 def test_prompts_have_the_length_asked_for_and_share_nothing() -> None:
