@@ -68,7 +68,7 @@ class SchemaCompiler:
         self._tokenizer: LLTokenizer | None = None
 
     def compile(self, schema: str) -> "SchemaMatcher":
-        """Raises ``RequestError`` (``INVALID_GRAMMAR``) with the cause."""
+        """Raises ``RequestError`` (``INVALID_SCHEMA``) with the cause."""
         options: Any = {"whitespace_pattern": WHITESPACE, "lenient": False}
         try:
             grammar = LLMatcher.grammar_from_json_schema(check_schema(schema), overrides=options)
@@ -181,7 +181,7 @@ class SchemaMatcher:
 
 
 def check_schema(schema: str) -> str:
-    """The schema as it is to be compiled. Raises ``RequestError`` (``INVALID_GRAMMAR``)."""
+    """The schema as it is to be compiled. Raises ``RequestError`` (``INVALID_SCHEMA``)."""
     if len(schema.encode(errors="replace")) > MAX_BYTES:
         _refuse_schema(f"it is longer than {MAX_BYTES} bytes")
     try:
@@ -204,7 +204,7 @@ def check_schema(schema: str) -> str:
 
 
 def _refuse_schema(cause: str) -> NoReturn:
-    raise RequestError(ErrorCode.INVALID_GRAMMAR, f"the JSON schema cannot be used: {cause}")
+    raise RequestError(ErrorCode.INVALID_SCHEMA, f"the JSON schema cannot be used: {cause}")
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -107,14 +107,13 @@ class LlamaEngine:
         self._model: Any = _load(model_path)
         self._handle: Any = None
         self._samplers: dict[SequenceId, LlamaSampler] = {}
-        self._attached: set[SequenceId] = set()
         self.embedder = LlamaEmbedder(self._model, threads=threads, batch_size=EMBEDDING_BATCH_SIZE)
         try:
             self.capacity = self._plan_capacity(slots, context, cells, layout)
             self.vocabulary = LlamaVocabulary(self._model)
             template = lib.llama_model_chat_template(self._model, None)
             self.chat_template = None if template is None else template.decode()
-            self._attaches = samplers is SamplerPlace.CONTEXT or (
+            attach = samplers is SamplerPlace.CONTEXT or (
                 samplers is SamplerPlace.AUTO and lib.llama_supports_gpu_offload()
             )
             self._handle = self._open_context(threads, layout)
@@ -122,7 +121,7 @@ class LlamaEngine:
             self._row_type: Any = ctypes.c_float * self.vocabulary.size
             self._batch = _Batch(self.capacity.batch_size)
             self._make_sampler = LlamaSamplers(
-                self._model, self.vocabulary, context=self.capacity.context
+                self._model, self.vocabulary, context=self.capacity.context, attach=attach
             ).make
             self._warm_up()
         except BaseException:
@@ -142,18 +141,14 @@ class LlamaEngine:
     def start(self, sequence_id: SequenceId, sampler: Sampler, /) -> None:
         assert isinstance(sampler, LlamaSampler)
         self._samplers[sequence_id] = sampler
-        if (
-            self._attaches
-            and sampler.attachable
-            and lib.llama_set_sampler(self._handle, sequence_id, sampler.chain)
-        ):
-            self._attached.add(sequence_id)
+        if sampler.attached:
+            lib.llama_set_sampler(self._handle, sequence_id, sampler.chain)
 
     def stop(self, sequence_id: SequenceId, /) -> None:
-        if sequence_id in self._attached:
+        sampler = self._samplers.pop(sequence_id)
+        if sampler.attached:
             lib.llama_set_sampler(self._handle, sequence_id, None)
-            self._attached.remove(sequence_id)
-        self._samplers.pop(sequence_id).close()
+        sampler.close()
 
     def share(self, source: SequenceId, destination: SequenceId, length: int, /) -> bool:
         # Only in the unified layout can a part be copied; elsewhere llama.cpp asserts that it is all.
@@ -182,7 +177,7 @@ class LlamaEngine:
         refused: dict[SequenceId, RequestError] = {}
         for sequence_id, row in wanting:
             sampler = self._samplers[sequence_id]
-            if sequence_id in self._attached:
+            if sampler.attached:
                 tokens[sequence_id] = TokenId(
                     lib.llama_sampler_sample(sampler.chain, self._handle, row)
                 )

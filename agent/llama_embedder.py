@@ -66,6 +66,7 @@ class LlamaEmbedder:
         assert batch_size > 0
         self._model = model
         self._vocab: Any = lib.llama_model_get_vocab(model)
+        self._add_special = _has_special_tokens(self._vocab)
         self._threads = threads
         self._traits: _Traits | None = None
         self._context: Any = None
@@ -88,7 +89,7 @@ class LlamaEmbedder:
         while True:
             tokens = (lib.llama_token * capacity)()
             count: int = lib.llama_tokenize(
-                self._vocab, data, len(data), tokens, capacity, True, True
+                self._vocab, data, len(data), tokens, capacity, self._add_special, True
             )
             if count >= 0:
                 return tokens[:count]
@@ -289,3 +290,16 @@ class LlamaEmbedder:
         memory = lib.llama_get_memory(self._context)
         if memory:
             lib.llama_memory_clear(memory, ctypes.c_bool(False))
+
+
+def _has_special_tokens(vocab: Any) -> bool:
+    """Those that llama.cpp would put around a text; it ends the process if one is missing."""
+    word_pieces = lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_WPM
+    needed: list[int] = []
+    if word_pieces or lib.llama_vocab_get_add_bos(vocab):
+        needed.append(lib.llama_vocab_bos(vocab))
+    if word_pieces or lib.llama_vocab_get_add_sep(vocab):
+        needed.append(lib.llama_vocab_sep(vocab))
+    if lib.llama_vocab_get_add_eos(vocab):
+        needed.append(lib.llama_vocab_eos(vocab))
+    return all(token >= 0 for token in needed)

@@ -11,7 +11,7 @@ import random
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -63,8 +63,13 @@ _CANDIDATE_POINTER: Any = lib.llama_token_data_p
 class LlamaSamplers:
     """Makes the samplers of a loaded model, which must outlive them."""
 
-    def __init__(self, model_handle: Any, vocabulary: LlamaVocabulary, *, context: int) -> None:
-        """``context``: tokens of one sequence at most."""
+    def __init__(
+        self, model_handle: Any, vocabulary: LlamaVocabulary, *, context: int, attach: bool = False
+    ) -> None:
+        """``context``: tokens of one sequence at most. ``attach``: make samplers for llama.cpp to
+        apply itself, as a part of its computation, where it has all that they need.
+        """
+        self._attach = attach
         self._vocab: Any = lib.llama_model_get_vocab(model_handle)
         self._vocabulary = vocabulary
         self._context = context
@@ -89,16 +94,28 @@ class LlamaSamplers:
         """A sampler for one request; may be called on any thread, and may take a while.
 
         Raises ``RequestError``: ``INVALID_REQUEST`` for what llama.cpp would not survive or would
-        cut off in silence, ``INVALID_GRAMMAR`` with the cause.
+        cut off in silence, ``INVALID_GRAMMAR`` or ``INVALID_SCHEMA`` with the cause.
         """
         _check(sampling, self._vocabulary.size)
         if logprobs is not None and logprobs < 0:
             _refuse("logprobs must not be negative")
+        matcher = self._matcher(constraint)
+        bias = self._bias(sampling)
+        attached = (
+            self._attach and matcher is None and logprobs is None and _is_attachable(sampling)
+        )
         return LlamaSampler(
-            _Chain(self._vocab, sampling, size=self._vocabulary.size, context=self._context),
+            _Chain(
+                self._vocab,
+                sampling,
+                size=self._vocabulary.size,
+                context=self._context,
+                bias=bias if attached else {},
+            ),
             prompt,
-            bias=self._bias(sampling),
-            matcher=self._matcher(constraint),
+            bias=bias,
+            attached=attached,
+            matcher=matcher,
             logprobs=logprobs,
             vocabulary=self._vocabulary,
             ends=self._ends,
@@ -122,8 +139,10 @@ class LlamaSamplers:
             )
         match constraint:
             case JsonSchema(schema):
+                code = ErrorCode.INVALID_SCHEMA
                 matcher: Matcher = self._schemas.compile(schema)
             case Gbnf(grammar, root):
+                code = ErrorCode.INVALID_GRAMMAR
                 for token in check_gbnf(grammar, root):
                     self._check_token(token)
                 matcher = _GbnfMatcher(self._vocab, grammar, root, self._candidates.size)
@@ -131,10 +150,10 @@ class LlamaSamplers:
         try:
             possible = bool(matcher.allowed().any())
         except RequestError as error:
-            raise RequestError(ErrorCode.INVALID_GRAMMAR, error.message) from error
+            raise RequestError(code, error.message) from error
         if not possible:
             raise RequestError(
-                ErrorCode.INVALID_GRAMMAR,
+                code,
                 "the grammar or schema allows no answer in the model's tokens",
             )
         return matcher
@@ -167,6 +186,7 @@ class LlamaSampler:
         prompt: Sequence[TokenId],
         *,
         bias: dict[TokenId, float],
+        attached: bool,
         matcher: Matcher | None,
         logprobs: int | None,
         vocabulary: LlamaVocabulary,
@@ -187,9 +207,9 @@ class LlamaSampler:
         self._ends = ends
         self._candidates = candidates
         self._penalised = _Recent(chain.memory)
-        self.attachable = matcher is None and logprobs is None and not bias
-        """May llama.cpp apply the chain itself (``llama_set_sampler``)? Then ``sample`` is not to be
-        called any more, and the chain must be detached before this object goes.
+        self.attached = attached
+        """llama.cpp applies the chain itself (``llama_set_sampler``, ``llama_sampler_sample``):
+        ``sample`` is not to be called, and the chain must be detached before this object goes.
         """
         if chain.memory:
             for token in prompt[-chain.memory :]:
@@ -300,7 +320,16 @@ class LlamaSampler:
 class _Chain:
     """The samplers of one request in llama.cpp's default order, without those that are off."""
 
-    def __init__(self, vocab: Any, sampling: Sampling, *, size: int, context: int) -> None:
+    def __init__(
+        self,
+        vocab: Any,
+        sampling: Sampling,
+        *,
+        size: int,
+        context: int,
+        bias: Mapping[TokenId, float],
+    ) -> None:
+        """``bias``: what the chain itself adds to logits, before all else."""
         params = lib.llama_sampler_chain_default_params()
         params.no_perf = True
         self.handle: Any = lib.llama_sampler_chain_init(params)
@@ -313,6 +342,7 @@ class _Chain:
         """All but so many of the largest logits are left out first; 0: they are not."""
         self.least_ratio = 0.0
         """All tokens less likely than this part of the likeliest are left out first; 0: not."""
+        self._add_bias(bias, size=size)
         self._build(vocab, sampling, size=size, context=context)
 
     def _add(self, sampler: Any) -> None:
@@ -359,6 +389,11 @@ class _Chain:
         elif top_k <= 0 and sampling.typical_p >= 1 and sampling.top_p >= 1:
             self.least_ratio = max(min_p, 0.0)
 
+    def _add_bias(self, bias: Mapping[TokenId, float], *, size: int) -> None:
+        if bias:
+            entries = (lib.llama_logit_bias * len(bias))(*bias.items())
+            self._add(lib.llama_sampler_init_logit_bias(size, len(bias), entries))
+
     def _add_penalties(self, sampling: Sampling, *, size: int, context: int) -> None:
         repeat = sampling.penalty_repeat
         frequency, presence = sampling.penalty_frequency, sampling.penalty_presence
@@ -386,6 +421,16 @@ class _Chain:
             )
         )
         self.memory = max(self.memory, length)
+
+
+def _is_attachable(sampling: Sampling) -> bool:
+    """Are there only samplers that llama.cpp has on its backends too (``backend_apply``)?"""
+    return (
+        sampling.mirostat is Mirostat.OFF
+        and sampling.dry_multiplier == 0
+        and sampling.typical_p >= 1
+        and sampling.xtc_probability == 0
+    )
 
 
 def _length(last_n: int, context: int) -> int:

@@ -106,12 +106,16 @@ class Asking:
 
 
 def open_client() -> httpx.AsyncClient:
-    """Without limits of its own: the plan says how many requests there are at once."""
+    """Without limits of its own: the plan says how many requests there are at once.
+
+    Each request has a connection of its own, which counts as part of its time. To use one again is a
+    race that some servers lose: llama-server promises to keep it and closes it after every stream.
+    """
     return httpx.AsyncClient(
         timeout=None,  # each request has one for the whole of it, see ask()
         trust_env=False,
         headers={"accept-encoding": "identity"},  # what packs a stream may hold it back
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     )
 
 

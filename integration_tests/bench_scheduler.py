@@ -321,7 +321,7 @@ class AgentAlone:
             sampling=Sampling(temperature=0, penalty_repeat=1, penalty_presence=0, ignore_eos=True),
         )
         this = self._open[request.request_id] = _Open(self._asyncio.create_future(), on_text)
-        self._loop.submit(self._loaded.result().prepare(request))
+        self._loop.submit(self._loaded.result().prepare_prompt(request))
         async with asyncio.timeout(REQUEST_TIMEOUT):
             usage, error = await this.over
         return Outcome(sent, tuple(this.texts), time.perf_counter(), usage, error)

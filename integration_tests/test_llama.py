@@ -1,5 +1,6 @@
 """The llama.cpp engine with the real small model."""
 
+import math
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -257,8 +258,12 @@ def attached() -> Generator[LlamaEngine]:
             temperature=0.9, top_k=40, top_p=0.95, penalty_repeat=1, penalty_presence=0, seed=7
         ),
         Sampling(seed=11),
+        Sampling(
+            seed=5, ignore_eos=True, logit_bias=((TokenId(28), -math.inf), (TokenId(30), 2.0))
+        ),
+        Sampling(seed=3, dry_multiplier=0.8, xtc_probability=0.5),
     ],
-    ids=["greedy", "truncated", "defaults"],
+    ids=["greedy", "truncated", "defaults", "biased", "not on every backend"],
 )
 def test_samplers_in_the_context_give_the_same_text(
     engine: LlamaEngine, attached: LlamaEngine, sampling: Sampling

@@ -491,11 +491,17 @@ def test_logprobs_are_those_of_the_model_itself(
     assert make(samplers, logprobs=0).logprobs(row, TokenId(7)).top == ()
 
 
-def test_only_what_llama_cpp_can_do_alone_is_attachable(samplers: LlamaSamplers) -> None:
-    assert make(samplers, Sampling()).attachable
-    assert not make(samplers, logprobs=0).attachable
-    assert not make(samplers, Sampling(ignore_eos=True)).attachable
-    assert not make(samplers, constraint=Gbnf('root ::= "x"')).attachable
+def test_only_what_llama_cpp_can_do_alone_is_attached(
+    samplers: LlamaSamplers, model: Any, vocabulary: LlamaVocabulary
+) -> None:
+    attaching = LlamaSamplers(model, vocabulary, context=CONTEXT, attach=True)
+    assert make(attaching, Sampling()).attached
+    assert make(attaching, Sampling(ignore_eos=True)).attached
+    assert not make(samplers, Sampling()).attached
+    assert not make(attaching, logprobs=0).attached
+    assert not make(attaching, Sampling(dry_multiplier=1)).attached
+    assert not make(attaching, Sampling(mirostat=Mirostat.V2)).attached
+    assert not make(attaching, constraint=Gbnf('root ::= "x"')).attached
 
 
 def test_a_closed_sampler_can_be_closed_again(samplers: LlamaSamplers) -> None:
@@ -668,7 +674,9 @@ def test_a_constraint_that_cannot_be_used_is_refused_with_its_cause(
     with pytest.raises(RequestError) as refused:
         make(samplers, constraint=constraint)
 
-    assert refused.value.code is ErrorCode.INVALID_GRAMMAR
+    is_schema = isinstance(constraint, JsonSchema)
+    code = ErrorCode.INVALID_SCHEMA if is_schema else ErrorCode.INVALID_GRAMMAR
+    assert refused.value.code is code
     assert cause in refused.value.message
 
 

@@ -33,7 +33,7 @@ def compiled(schema: Any) -> SchemaMatcher:
 def refusal(schema: Any) -> str:
     with pytest.raises(RequestError) as refused:
         compiled(schema)
-    assert refused.value.code is ErrorCode.INVALID_GRAMMAR
+    assert refused.value.code is ErrorCode.INVALID_SCHEMA
     return refused.value.message.removeprefix("the JSON schema cannot be used: ")
 
 

@@ -181,12 +181,15 @@ class OpenAi:
 
     def __init__(self) -> None:
         self.bodies: list[tuple[str, dict[str, Any]]] = []
+        self.connections: list[int] = []
         self.answer: Answer = chat
         self.models: list[Any] = [{"id": "tiny"}]
 
     async def serve(self, request: Request) -> Response:
         body = await request.json()
         self.bodies.append((request.url.path, body))
+        assert request.client is not None
+        self.connections.append(request.client.port)
         answer = self.answer(body)
         if isinstance(answer, Response):
             return answer
@@ -346,6 +349,14 @@ async def test_a_bad_answer_is_an_error_with_its_reason(
 
     assert outcome.error is not None
     assert outcome.error.startswith(reason)
+
+
+async def test_each_request_has_a_connection_of_its_own(
+    openai: OpenAi, openai_address: str
+) -> None:
+    await run(Server(openai_address, Api.OPENAI), *"abc", arrivals=Closed(1))
+
+    assert len(set(openai.connections)) == 3
 
 
 # Who is asked when
