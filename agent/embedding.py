@@ -232,7 +232,7 @@ class EmbeddingQueue:
         never split, so the first one is taken however long it is.
 
         1. The first document decides how all are pooled.
-        2. One that was in a failed pass goes alone.
+        2. One that was in a failed pass goes alone. Those are always at the head of the line.
         3. Nobody is overtaken: the first that does not fit ends the batch.
         """
         most_tokens = self._batch_size if budget is None else min(budget, self._batch_size)
@@ -247,7 +247,6 @@ class EmbeddingQueue:
                 if documents:
                     fits = (
                         request.pooling is pooling
-                        and not waiting.failures
                         and tokens + len(document.tokens) <= most_tokens
                         and len(documents) < self._most_documents
                     )

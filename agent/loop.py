@@ -201,19 +201,24 @@ class DecodeLoop:
         return True
 
     def _carry_out(self, effects: Sequence[Effect], scheduler: Scheduler, engine: Engine) -> None:
-        events: list[Event] = []
-        for effect in effects:
-            match effect:
-                case Start(sequence_id, sampler):
-                    engine.start(sequence_id, sampler)
-                case Share(source, destination, length):
-                    if not engine.share(source, destination, length):
-                        scheduler.not_shared(destination)
-                case Stop(sequence_id):
-                    engine.stop(sequence_id)
-                case Forget(sequence_id):
-                    engine.forget(sequence_id)
-                case _:
-                    events.append(effect)
-        if events:
+        if events := carry_out(effects, scheduler, engine):
             self._listener.happened(events)
+
+
+def carry_out(effects: Sequence[Effect], scheduler: Scheduler, engine: Engine) -> list[Event]:
+    """Have the engine do what the scheduler decided; return what is to be told to clients."""
+    events: list[Event] = []
+    for effect in effects:
+        match effect:
+            case Start(sequence_id, sampler):
+                engine.start(sequence_id, sampler)
+            case Share(source, destination, length):
+                if not engine.share(source, destination, length):
+                    scheduler.not_shared(destination)
+            case Stop(sequence_id):
+                engine.stop(sequence_id)
+            case Forget(sequence_id):
+                engine.forget(sequence_id)
+            case _:
+                events.append(effect)
+    return events

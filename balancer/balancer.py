@@ -20,6 +20,8 @@ from common.ids import AgentId, RequestId
 from common.messages import (
     Busy,
     Cancel,
+    DocumentTooLong,
+    Embedded,
     Event,
     Failed,
     Finished,
@@ -53,7 +55,7 @@ class AgentView:
 @dataclass(slots=True)
 class _Request:
     frame: bytes
-    """Its ``Generate``, as it travels."""
+    """Its ``Generate`` or ``Embed``, as it travels."""
     exchange: Exchange
     arrived: float
     dispatched: float | None = None
@@ -80,8 +82,8 @@ class Balancer:
     # What clients do
 
     def submit(self, request_id: RequestId, frame: bytes) -> Exchange:
-        """Take the request on; ``frame`` is its encoded ``Generate``. Read the exchange to its
-        end, or ``cancel``.
+        """Take the request on; ``frame`` is its encoded ``Generate`` or ``Embed``. Read the exchange
+        to its end, or ``cancel``.
         """
         return self.submit_all({request_id: frame})
 
@@ -180,7 +182,7 @@ class Balancer:
     def _happened(self, agent: LinkedAgent, event: Event) -> None:
         request_id = event.request_id
         match event:
-            case TokenGenerated():
+            case TokenGenerated() | Embedded() | DocumentTooLong():
                 request = self._requests.get(request_id)
                 if request is not None:
                     self._pass_on(request, agent, event)
@@ -196,12 +198,20 @@ class Balancer:
             case _:
                 assert_never(event)
 
-    def _pass_on(self, request: _Request, agent: LinkedAgent, event: TokenGenerated) -> None:
-        if not request.started:
+    def _pass_on(
+        self,
+        request: _Request,
+        agent: LinkedAgent,
+        event: TokenGenerated | Embedded | DocumentTooLong,
+    ) -> None:
+        first = not request.started
+        if first:
             request.started = True
             self._dispatcher.start(event.request_id)
-            self.metrics.first_token.observe(self._loop.time() - request.arrived)
-        self.metrics.tokens.inc()
+        if isinstance(event, TokenGenerated):
+            if first:
+                self.metrics.first_token.observe(self._loop.time() - request.arrived)
+            self.metrics.tokens.inc()
         if not request.exchange.is_full:
             request.exchange.put(Told(agent.name, event))
             return

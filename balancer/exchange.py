@@ -8,10 +8,13 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from common.messages import Event, TokenGenerated
+from common.messages import Busy, Embedded, Event, Failed, Finished
 
 MOST_WAITING = 1024
 """Events that one client may leave unread before its request is given up."""
+
+MOST_WAITING_BYTES = 64 * 2**20
+"""The same of vectors, of which one event may carry thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,12 @@ class Told:
 
     @property
     def is_last(self) -> bool:
-        return not isinstance(self.event, TokenGenerated)
+        return isinstance(self.event, Finished | Failed | Busy)
+
+    @property
+    def size(self) -> int:
+        """In bytes, where that matters."""
+        return len(self.event.values) if isinstance(self.event, Embedded) else 0
 
 
 class Exchange:
@@ -35,16 +43,18 @@ class Exchange:
 
     def __init__(self, answers: int = 1) -> None:
         self._waiting: deque[Told] = deque()
+        self._waiting_bytes = 0
         self._arrived = asyncio.Event()
         self._open = answers
 
     @property
     def is_full(self) -> bool:
-        return len(self._waiting) >= MOST_WAITING
+        return len(self._waiting) >= MOST_WAITING or self._waiting_bytes >= MOST_WAITING_BYTES
 
     def put(self, told: Told) -> None:
         """Hand over. The last event always fits; ask ``is_full`` before any other."""
         self._waiting.append(told)
+        self._waiting_bytes += told.size
         self._arrived.set()
 
     def __aiter__(self) -> "Exchange":
@@ -57,6 +67,7 @@ class Exchange:
             self._arrived.clear()
             await self._arrived.wait()
         told = self._waiting.popleft()
+        self._waiting_bytes -= told.size
         self._open -= told.is_last
         return told
 

@@ -21,6 +21,7 @@ from balancer.exchange import Exchange
 from balancer.http import MAX_BODY_BYTES, ClosingStream, read_body
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
+from common.messages import Failed, Pooling
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,24 @@ class Inference:
         return await self._generate(request, native.ContinueFromRawPrompt)
 
     async def embeddings(self, request: Request) -> Response:
-        raise RequestError(ErrorCode.NOT_SUPPORTED, "embeddings are not enabled")
+        """The documents in portions, each one request to one agent, one after the other. A portion
+        that fails ends the answer.
+        """
+        parameters = self._balancer.desired_state.inference_parameters
+        if not parameters.enable_embeddings:
+            raise RequestError(ErrorCode.NOT_SUPPORTED, "embeddings are not enabled")
+        params = native.parse(native.GenerateEmbeddingBatchParams, await read_body(request))
+        if not self._balancer.agents:
+            raise RequestError(ErrorCode.NO_AGENTS, "no agents are connected")
+        pooling = parameters.pooling_type
+        frames: dict[RequestId, bytes] = {}
+        for documents in params.portions(parameters.embedding_batch_size):
+            request_id = _new_id()
+            frame = native.embed(
+                documents, request_id, pooling=pooling, normalization=params.normalization
+            )
+            frames[request_id] = native.encode_request(frame)
+        return _ndjson(self._embedding_lines(frames, params, pooling))
 
     async def socket(self, socket: WebSocket) -> None:
         await _Session(self._balancer, socket).run()
@@ -56,11 +74,7 @@ class Inference:
     async def _generate(self, request: Request, model: type[native.GenerationParams]) -> Response:
         params = native.parse(model, await read_body(request))
         frames = _new_requests(self._balancer, params)
-        return ClosingStream(
-            self._lines(frames),
-            media_type="application/json",
-            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
-        )
+        return _ndjson(self._lines(frames))
 
     async def _lines(self, frames: Mapping[RequestId, bytes]) -> AsyncGenerator[bytes, None]:
         request_id = next(iter(frames))
@@ -70,12 +84,44 @@ class Inference:
         finally:
             _cancel(self._balancer, frames)
 
+    async def _embedding_lines(
+        self,
+        frames: Mapping[RequestId, bytes],
+        params: native.GenerateEmbeddingBatchParams,
+        pooling: Pooling,
+    ) -> AsyncGenerator[bytes, None]:
+        client_id = _new_id()
+        for request_id, frame in frames.items():
+            try:
+                async for told in self._balancer.submit(request_id, frame):
+                    for message in native.embedding_messages(
+                        client_id, told.generated_by, told.event, params, pooling
+                    ):
+                        yield msgspec.json.encode(message) + b"\n"
+                    if isinstance(told.event, Failed):
+                        return
+            finally:
+                self._balancer.cancel(request_id)
+        yield msgspec.json.encode(native.embedding_done(client_id)) + b"\n"
+
+
+def _ndjson(lines: AsyncGenerator[bytes, None]) -> ClosingStream:
+    return ClosingStream(
+        lines,
+        media_type="application/json",
+        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+    )
+
+
+def _new_id() -> RequestId:
+    return RequestId(uuid.uuid4().hex)
+
 
 def _new_requests(balancer: Balancer, params: native.GenerationParams) -> Mapping[RequestId, bytes]:
     """For each answer that is asked for a new id of our own, and the frame for an agent. Raises
     ``RequestError`` for what is not supported or cannot be carried.
     """
-    request_ids = [RequestId(uuid.uuid4().hex) for _ in range(params.n)]
+    request_ids = [_new_id() for _ in range(params.n)]
     sampling = balancer.desired_state.inference_parameters.sampling
     first = native.generate(params, request_ids[0], sampling)
     return {

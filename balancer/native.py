@@ -1,4 +1,4 @@
-"""The native protocol: clients' JSON to ``Generate`` frames, and events back to JSON messages.
+"""The native protocol: clients' JSON to frames for agents, and events back to JSON messages.
 
 A pure translator of the published wire format, for HTTP bodies and websocket messages alike.
 Optional keys of our own stand next to the published ones: ``sampling``, ``seed``, ``stop``, ``n``,
@@ -7,7 +7,7 @@ Optional keys of our own stand next to the published ones: ``sampling``, ``seed`
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, assert_never
 
 from msgspec.structs import replace
@@ -17,11 +17,16 @@ from balancer.desired_state import Int, Strict
 from common.errors import STATUS, ErrorCode, RequestError
 from common.ids import RequestId
 from common.messages import (
+    L2,
     MAX_FRAME_BYTES,
     Busy,
     ChatMessage,
     Constraint,
     Conversation,
+    Document,
+    DocumentTooLong,
+    Embed,
+    Embedded,
     Event,
     Failed,
     Finished,
@@ -31,11 +36,15 @@ from common.messages import (
     JsonSchema,
     Logprobs,
     Mirostat,
+    Normalization,
+    Pooling,
     Prompt,
     RawPrompt,
+    RmsNorm,
     Sampling,
     TokenGenerated,
     TokenLogprob,
+    Unchanged,
     encode,
 )
 
@@ -268,7 +277,55 @@ def _constraint(grammar: GbnfConstraint | JsonSchemaConstraint | None) -> Constr
             return JsonSchema(text)
 
 
-def encode_request(frame: Generate) -> bytes:
+class InputDocument(Strict):
+    content: str
+    id: str
+
+
+class RmsNormOptions(Strict):
+    epsilon: Annotated[float, Field(ge=0)]
+
+
+class RmsNormMethod(Strict):
+    options: RmsNormOptions = Field(alias="RmsNorm")
+
+
+class GenerateEmbeddingBatchParams(Strict):
+    input_batch: tuple[InputDocument, ...]
+    normalization_method: Literal["None", "L2"] | RmsNormMethod
+
+    @property
+    def normalization(self) -> Normalization:
+        match self.normalization_method:
+            case "None":
+                return Unchanged()
+            case "L2":
+                return L2()
+            case RmsNormMethod(options=options):
+                return RmsNorm(options.epsilon)
+
+    def portions(self, size: int) -> Iterator[tuple[InputDocument, ...]]:
+        """The documents, at most ``size`` of them at a time."""
+        for start in range(0, len(self.input_batch), size):
+            yield self.input_batch[start : start + size]
+
+
+def embed(
+    documents: Sequence[InputDocument],
+    request_id: RequestId,
+    *,
+    pooling: Pooling,
+    normalization: Normalization,
+) -> Embed:
+    return Embed(
+        request_id=request_id,
+        documents=tuple(Document(document.id, document.content) for document in documents),
+        pooling=pooling,
+        normalization=normalization,
+    )
+
+
+def encode_request(frame: Generate | Embed) -> bytes:
     """As it travels to an agent. Done before anything else, so that content which no frame can
     carry is its sender's error and never a link's. Raises ``RequestError``.
     """
@@ -424,10 +481,57 @@ def _messages(request_id: str, generated_by: str | None, event: Event) -> list[M
             return [*tail, _response(request_id, generated_by, {"Done": done})]
         case Failed(code=code, message=message):
             return [failure(request_id, generated_by, code, message)]
+        case Embedded() | DocumentTooLong():
+            return []  # no answer to this request; an agent that sends it is at fault
         case Busy():
             raise AssertionError("an agent's refusal is between the dispatcher and the agent")
         case _:
             assert_never(event)
+
+
+def embedding_messages(
+    request_id: str,
+    generated_by: str | None,
+    event: Event,
+    params: GenerateEmbeddingBatchParams,
+    pooling: Pooling,
+) -> Iterator[Message]:
+    """What the client is told of an event of its embedding batch, perhaps nothing.
+
+    A document has a message for each of its vectors: one, or with ``Pooling.NONE`` one for each of
+    its tokens, in their order. The end of the batch is not told here: see ``embedding_done``.
+    """
+    match event:
+        case Embedded(document_id=document_id):
+            method = params.model_dump(by_alias=True)["normalization_method"]
+            for vector in event.vectors:
+                record = {
+                    "embedding": vector,
+                    "normalization_method": method,
+                    "pooling_type": pooling.value,
+                    "source_document_id": document_id,
+                }
+                yield _embedding(request_id, generated_by, {"Embedding": record})
+        case DocumentTooLong(document_id=document_id, tokens=tokens, limit=limit):
+            refusal = {
+                "document_tokens": tokens,
+                "n_batch": limit,
+                "source_document_id": document_id,
+            }
+            yield _embedding(request_id, generated_by, {"DocumentExceedsBatchSize": refusal})
+        case Failed(code=code, message=message):
+            yield failure(request_id, generated_by, code, message)
+        case TokenGenerated() | Finished():
+            return
+        case Busy():
+            raise AssertionError("an agent's refusal is between the dispatcher and the agent")
+        case _:
+            assert_never(event)
+
+
+def embedding_done(request_id: str) -> Message:
+    """The last message of a batch that nothing has ended early."""
+    return _embedding(request_id, None, "Done")
 
 
 _FAILURES = {
@@ -462,10 +566,18 @@ def _token(request_id: str, generated_by: str | None, text: str) -> Message:
 
 
 def _response(request_id: str, generated_by: str | None, result: Message) -> Message:
+    return _told(request_id, generated_by, {"GeneratedToken": result})
+
+
+def _embedding(request_id: str, generated_by: str | None, result: Message | str) -> Message:
+    return _told(request_id, generated_by, {"Embedding": result})
+
+
+def _told(request_id: str, generated_by: str | None, response: Message) -> Message:
     return {
         "Response": {
             "generated_by": generated_by,
             "request_id": request_id,
-            "response": {"GeneratedToken": result},
+            "response": response,
         }
     }

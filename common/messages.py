@@ -249,11 +249,7 @@ class Embedded(Frame, frozen=True):
 
     @property
     def vectors(self) -> list[list[float]]:
-        step = 4 * self.dimensions
-        layout = struct.Struct(f"<{self.dimensions}f")
-        return [
-            list(layout.unpack_from(self.values, at)) for at in range(0, len(self.values), step)
-        ]
+        return [list(row) for row in struct.iter_unpack(f"<{self.dimensions}f", self.values)]
 
 
 class DocumentTooLong(Frame, frozen=True):

@@ -6,17 +6,18 @@ part of a pass that is ours (the median of each), and tokens a second of all str
 
 import argparse
 import statistics
+import sys
 import time
-from collections.abc import Sequence
 
 from agent.llama import LlamaEngine
+from agent.loop import carry_out
 from agent.prompt import Preparer
-from agent.scheduler import Effect, Forget, Scheduler, Share, Start, Stop
+from agent.scheduler import Scheduler
 from common.ids import RequestId
 from common.messages import Generate, RawPrompt, Sampling
 from deploy.model import default_model
 
-STREAMS = (1, 2, 4, 8, 16)
+STREAMS = (1, 2, 4, 8, 16, 64)
 PASSES = 100
 GREEDY = Sampling(temperature=0, penalty_repeat=1, penalty_presence=0, ignore_eos=True)
 
@@ -26,7 +27,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=3)
     threads, runs = (vars(parser.parse_args())[name] for name in ("threads", "runs"))
-    print(f"{'streams':>7} {'tokens/s':>9} {'ours, us':>9} {'ours ÷ pass':>12}")
+    say(f"{'streams':>7} {'tokens/s':>9} {'ours, us':>9} {'ours ÷ pass':>12}")
     for streams in STREAMS:
         engine = LlamaEngine(str(default_model()), slots=streams, threads=threads, context=1024)
         try:
@@ -34,7 +35,12 @@ def main() -> None:
         finally:
             engine.close()
         rate, ours, part = (statistics.median(column) for column in zip(*figures, strict=True))
-        print(f"{streams:>7} {rate:>9.0f} {ours * 1e6:>9.0f} {part:>12.2%}")
+        say(f"{streams:>7} {rate:>9.0f} {ours * 1e6:>9.0f} {part:>12.2%}")
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def measure(engine: LlamaEngine, streams: int) -> tuple[float, float, float]:
@@ -53,40 +59,24 @@ def measure(engine: LlamaEngine, streams: int) -> tuple[float, float, float]:
             max_tokens=PASSES + 20,
             sampling=GREEDY,
         )
-        carry_out(engine, scheduler, scheduler.submit(preparer.prepare_prompt(request)))
+        carry_out(scheduler.submit(preparer.prepare_prompt(request)), scheduler, engine)
     ours: list[float] = []
     whole: list[float] = []
     for _ in range(PASSES + 10):
         began = time.perf_counter()
-        carry_out(engine, scheduler, scheduler.make_room())
+        carry_out(scheduler.make_room(), scheduler, engine)
         chunks = scheduler.plan()
         planned = time.perf_counter()
         decoded = engine.decode(chunks)
         sampled = time.perf_counter()
-        carry_out(engine, scheduler, scheduler.commit(chunks, decoded, seconds=sampled - planned))
+        carry_out(scheduler.commit(chunks, decoded, seconds=sampled - planned), scheduler, engine)
         ended = time.perf_counter()
         ours.append(planned - began + ended - sampled)
         whole.append(ended - began)
     for n in range(streams):
-        carry_out(engine, scheduler, scheduler.cancel(RequestId(str(n))))
+        carry_out(scheduler.cancel(RequestId(str(n))), scheduler, engine)
     part, total = statistics.median(ours[10:]), sum(whole[10:])
     return streams * PASSES / total, part, part / statistics.median(whole[10:])
-
-
-def carry_out(engine: LlamaEngine, scheduler: Scheduler, effects: Sequence[Effect]) -> None:
-    for effect in effects:
-        match effect:
-            case Start(sequence_id, sampler):
-                engine.start(sequence_id, sampler)
-            case Share(source, destination, length):
-                if not engine.share(source, destination, length):
-                    scheduler.not_shared(destination)
-            case Stop(sequence_id):
-                engine.stop(sequence_id)
-            case Forget(sequence_id):
-                engine.forget(sequence_id)
-            case _:
-                pass
 
 
 if __name__ == "__main__":

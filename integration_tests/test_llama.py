@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from agent.engine import Chunk, KvLayout, SamplerPlace
 from agent.llama import LlamaEngine
+from agent.loop import carry_out
 from agent.prompt import Preparer
-from agent.scheduler import Effect, Forget, Scheduler, Share, Start, Stop
+from agent.scheduler import Effect, Scheduler
 from common.errors import DecodeError, ModelError
 from common.ids import RequestId, SequenceId, TokenId
 from common.messages import (
@@ -70,19 +71,7 @@ class Running:
             self.step()
 
     def do(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Start(sequence_id, sampler):
-                    self.engine.start(sequence_id, sampler)
-                case Share(source, destination, length):
-                    if not self.engine.share(source, destination, length):
-                        self.scheduler.not_shared(destination)
-                case Stop(sequence_id):
-                    self.engine.stop(sequence_id)
-                case Forget(sequence_id):
-                    self.engine.forget(sequence_id)
-                case _:
-                    self.events.append(effect)
+        self.events += carry_out(effects, self.scheduler, self.engine)
 
     def outcome(self, name: str) -> tuple[str, Finished]:
         """Its text and end."""

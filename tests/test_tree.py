@@ -24,6 +24,7 @@ COVERED_BY = {
 # Shells over Ray, llama.cpp or processes, driven by integration_tests/.
 DRIVEN = {
     "agent/llama.py": "test_llama.py",
+    "agent/llama_embedder.py": "test_llama_embedder.py",
     "agent/llama_library.py": "test_llama_sampler.py",
     "agent/llama_sampler.py": "test_llama_sampler.py",
     "deploy/app.py": "test_up.py",

@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from agent.budget import SMALLEST
 from agent.echo import END, ByteVocabulary, EchoEngine
 from agent.engine import Chunk, Decoded
+from agent.loop import carry_out
 from agent.prompt import PreparedRequest
-from agent.scheduler import MOST_FAILURES, Effect, Forget, Scheduler, Share, Start, Stop
+from agent.scheduler import MOST_FAILURES, Effect, Scheduler, Share
 from common.errors import DecodeError, ErrorCode, RequestError
 from common.ids import RequestId, SequenceId, TokenId
 from common.messages import (
@@ -61,20 +62,8 @@ class Running:
         """A token that makes every decode fail that feeds it."""
 
     def do(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Start(sequence_id, sampler):
-                    self.engine.start(sequence_id, sampler)
-                case Share(source, destination, length):
-                    self.shares.append(effect)
-                    if not self.engine.share(source, destination, length):
-                        self.scheduler.not_shared(destination)
-                case Stop(sequence_id):
-                    self.engine.stop(sequence_id)
-                case Forget(sequence_id):
-                    self.engine.forget(sequence_id)
-                case _:
-                    self.told.append(effect)
+        self.shares += [effect for effect in effects if isinstance(effect, Share)]
+        self.told += carry_out(effects, self.scheduler, self.engine)
 
     def submit(
         self,

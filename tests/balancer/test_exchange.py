@@ -1,8 +1,15 @@
 import asyncio
 
-from balancer.exchange import MOST_WAITING, Changes, Exchange, Told
+from balancer.exchange import MOST_WAITING, MOST_WAITING_BYTES, Changes, Exchange, Told
 from common.ids import RequestId, TokenId
-from common.messages import Finished, FinishReason, TokenGenerated, Usage
+from common.messages import (
+    DocumentTooLong,
+    Embedded,
+    Finished,
+    FinishReason,
+    TokenGenerated,
+    Usage,
+)
 
 R = RequestId("r")
 LAST = Told("a", Finished(R, FinishReason.STOP, Usage()))
@@ -40,6 +47,32 @@ async def test_says_when_it_is_full_but_has_room_for_the_last_event() -> None:
     assert exchange.is_full
     exchange.put(LAST)
     assert [told async for told in exchange][-1] == LAST
+
+
+async def test_vectors_and_refused_documents_are_not_the_last() -> None:
+    exchange = Exchange()
+    told = [
+        Told("a", Embedded(R, "d", 1, bytes(4))),
+        Told("a", DocumentTooLong(R, "e", 2, 1)),
+        LAST,
+    ]
+    for each in told:
+        exchange.put(each)
+
+    assert [each async for each in exchange] == told
+
+
+async def test_is_full_of_a_few_large_vectors() -> None:
+    exchange = Exchange()
+    large = Told("a", Embedded(R, "d", 1, bytes(MOST_WAITING_BYTES // 2)))
+    exchange.put(large)
+    assert not exchange.is_full
+
+    exchange.put(large)
+    assert exchange.is_full
+
+    await anext(exchange)
+    assert not exchange.is_full
 
 
 async def test_many_changes_between_two_looks_are_one() -> None:

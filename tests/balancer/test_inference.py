@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import httpx
@@ -13,12 +13,18 @@ from websockets.exceptions import ConnectionClosed
 
 from balancer.balancer import Balancer
 from balancer.http import MAX_BODY_BYTES
+from common.errors import ErrorCode
 from common.ids import TokenId
 from common.messages import (
+    L2,
     Conversation,
+    Document,
+    DocumentTooLong,
+    Failed,
     FinishReason,
     Generate,
     Logprobs,
+    Pooling,
     RawPrompt,
     TokenGenerated,
     TokenLogprob,
@@ -407,3 +413,140 @@ async def test_a_closing_balancer_tells_every_client_and_closes_the_socket(
     with pytest.raises(ConnectionClosed):
         await receive(socket)
     assert socket.close_code == 1001
+
+
+EMBEDDINGS = "/api/v1/generate_embedding_batch"
+
+
+def documents(*names: str) -> dict[str, Any]:
+    batch = [{"content": f"text of {name}", "id": name} for name in names]
+    return {"input_batch": batch, "normalization_method": "L2"}
+
+
+def enable_embeddings(balancer: Balancer, **changes: Any) -> None:
+    state = balancer.desired_state
+    parameters = state.inference_parameters.model_copy(
+        update={"enable_embeddings": True, **changes}
+    )
+    balancer.desired_state = state.model_copy(update={"inference_parameters": parameters})
+
+
+async def next_embedding(lines: AsyncIterator[str]) -> Any:
+    async with asyncio.timeout(10):
+        return json.loads(await anext(lines))["Response"]["response"]["Embedding"]
+
+
+async def test_embeddings_need_an_agent(client: httpx.AsyncClient, balancer: Balancer) -> None:
+    enable_embeddings(balancer)
+
+    response = await client.post(EMBEDDINGS, json=documents("a"))
+
+    assert (response.status_code, response.text) == (503, "no agents are connected\n")
+
+
+async def test_a_bad_embedding_batch_gets_a_status_and_a_reason(
+    client: httpx.AsyncClient, balancer: Balancer
+) -> None:
+    enable_embeddings(balancer)
+
+    response = await client.post(EMBEDDINGS, json={"input_batch": []})
+
+    assert response.status_code == 400
+    assert "normalization_method" in response.text
+
+
+async def test_an_empty_batch_is_just_done(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    enable_embeddings(balancer)
+    agent = play()
+
+    response = await client.post(EMBEDDINGS, json=documents())
+
+    message = response.json()["Response"]
+    assert (message["generated_by"], message["response"]) == (None, {"Embedding": "Done"})
+    assert message["request_id"]
+    assert agent.frames.empty()
+
+
+async def test_documents_are_embedded_as_the_desired_state_says(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    enable_embeddings(balancer, pooling_type=Pooling.MEAN)
+    agent = play("one")
+    async with client.stream("POST", EMBEDDINGS, json=documents("a", "b")) as response:
+        asked = await agent.asked_to_embed()
+        lines = response.aiter_lines()
+
+        agent.say_vector(asked.request_id, "a", 0.5, 0.25)
+        first = await next_embedding(lines)  # before the second document is done
+        agent.say(DocumentTooLong(asked.request_id, "b", 9, 8))
+        agent.finish(asked.request_id)
+        rest = [await next_embedding(lines), await next_embedding(lines)]
+
+        assert [line async for line in lines] == []
+
+    assert response.headers["content-type"] == "application/json"
+    assert asked.documents == (Document("a", "text of a"), Document("b", "text of b"))
+    assert (asked.pooling, asked.normalization) == (Pooling.MEAN, L2())
+    assert first == {
+        "Embedding": {
+            "embedding": [0.5, 0.25],
+            "normalization_method": "L2",
+            "pooling_type": "Mean",
+            "source_document_id": "a",
+        }
+    }
+    refusal = {"document_tokens": 9, "n_batch": 8, "source_document_id": "b"}
+    assert rest == [{"DocumentExceedsBatchSize": refusal}, "Done"]
+
+
+async def test_a_large_batch_goes_in_portions_and_is_done_once(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    enable_embeddings(balancer, embedding_batch_size=2)
+    agent = play()
+    async with client.stream("POST", EMBEDDINGS, json=documents(*"abcde")) as response:
+        portions: list[str] = []
+        for _ in range(3):
+            asked = await agent.asked_to_embed()
+            portions.append("".join(document.document_id for document in asked.documents))
+            for document in asked.documents:
+                agent.say_vector(asked.request_id, document.document_id, 1)
+            agent.finish(asked.request_id)
+        messages = [json.loads(line)["Response"] async for line in response.aiter_lines()]
+
+    assert portions == ["ab", "cd", "e"]
+    results = [message["response"]["Embedding"] for message in messages]
+    assert results.pop() == "Done"
+    assert [each["Embedding"]["source_document_id"] for each in results] == list("abcde")
+    assert len({message["request_id"] for message in messages}) == 1
+
+
+async def test_a_portion_that_fails_ends_the_answer_with_the_reason(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    enable_embeddings(balancer, embedding_batch_size=1)
+    agent = play()
+    async with client.stream("POST", EMBEDDINGS, json=documents("a", "b")) as response:
+        asked = await agent.asked_to_embed()
+        agent.say(Failed(asked.request_id, ErrorCode.DECODE_FAILED, "why"))
+        messages = [json.loads(line) async for line in response.aiter_lines()]
+
+    assert [message["Error"]["error"] for message in messages] == [
+        {"code": 500, "description": "why"}
+    ]
+    assert agent.frames.empty()
+
+
+async def test_a_client_that_leaves_its_embeddings_is_a_cancel(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    enable_embeddings(balancer, embedding_batch_size=1)
+    agent = play()
+    async with client.stream("POST", EMBEDDINGS, json=documents("a", "b")) as response:
+        asked = await agent.asked_to_embed()
+        agent.say_vector(asked.request_id, "a", 1)
+        await anext(response.aiter_lines())
+
+    assert await agent.cancelled() == asked.request_id

@@ -2,6 +2,7 @@
 
 import json
 import math
+import struct
 from typing import Any
 
 import pytest
@@ -12,18 +13,27 @@ from balancer import native
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, TokenId
 from common.messages import (
+    L2,
     ChatMessage,
     Constraint,
     Conversation,
+    Document,
+    DocumentTooLong,
+    Embed,
+    Embedded,
     Event,
     Failed,
     Finished,
     FinishReason,
     Gbnf,
     JsonSchema,
+    Normalization,
+    Pooling,
     RawPrompt,
+    RmsNorm,
     Sampling,
     TokenGenerated,
+    Unchanged,
     Usage,
 )
 
@@ -342,3 +352,132 @@ def test_grammars_travel_to_the_agent(grammar: dict[str, Any], constraint: Const
     frame = native.generate(raw(grammar=grammar), RequestId("r"), Sampling())
 
     assert frame.constraint == constraint
+
+
+def batch(**changes: Any) -> native.GenerateEmbeddingBatchParams:
+    body: dict[str, Any] = {
+        "input_batch": [{"content": "one", "id": "1"}, {"content": "two", "id": "2"}],
+        "normalization_method": "L2",
+    }
+    return native.parse(
+        native.GenerateEmbeddingBatchParams, json.dumps({**body, **changes}).encode()
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "normalization"),
+    [
+        ("None", Unchanged()),
+        ("L2", L2()),
+        ({"RmsNorm": {"epsilon": 0.5}}, RmsNorm(0.5)),
+    ],
+)
+def test_documents_become_a_frame(method: Any, normalization: Normalization) -> None:
+    params = batch(normalization_method=method)
+
+    frame = native.embed(
+        params.input_batch, R, pooling=Pooling.MEAN, normalization=params.normalization
+    )
+
+    assert frame == Embed(
+        request_id=R,
+        documents=(Document("1", "one"), Document("2", "two")),
+        pooling=Pooling.MEAN,
+        normalization=normalization,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"normalization_method": "L1"}, "normalization_method"),
+        ({"normalization_method": {"RmsNorm": {"epsilon": -1}}}, "epsilon"),
+        ({"normalization_method": {"RmsNorm": {}}}, "epsilon"),
+        ({"input_batch": [{"content": "one"}]}, "id"),
+        ({"input_batch": [{"content": "one", "id": 1}]}, "id"),
+        ({"input_batch": "one"}, "input_batch"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_bad_embedding_batch_is_refused_by_the_key(changes: dict[str, Any], name: str) -> None:
+    with pytest.raises(RequestError, match=name):
+        batch(**changes)
+
+
+def embedding(result: Any) -> dict[str, Any]:
+    return {
+        "Response": {
+            "generated_by": "agent-1",
+            "request_id": "theirs",
+            "response": {"Embedding": result},
+        }
+    }
+
+
+def record(*vector: float, method: Any = "L2", pooling: str = "Last") -> dict[str, Any]:
+    return {
+        "embedding": list(vector),
+        "normalization_method": method,
+        "pooling_type": pooling,
+        "source_document_id": "1",
+    }
+
+
+TWO_BY_TWO = Embedded(R, "1", 2, struct.pack("<4f", 1, 2, 3, 4))
+RMS_NORM = {"RmsNorm": {"epsilon": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("event", "messages"),
+    [
+        (
+            Embedded(R, "1", 2, struct.pack("<2f", 0.5, -1)),
+            [embedding({"Embedding": record(0.5, -1, method=RMS_NORM, pooling="None")})],
+        ),
+        (
+            TWO_BY_TWO,
+            [
+                embedding({"Embedding": record(1, 2, method=RMS_NORM, pooling="None")}),
+                embedding({"Embedding": record(3, 4, method=RMS_NORM, pooling="None")}),
+            ],
+        ),
+        (
+            DocumentTooLong(R, "1", 9, 8),
+            [
+                embedding(
+                    {
+                        "DocumentExceedsBatchSize": {
+                            "document_tokens": 9,
+                            "n_batch": 8,
+                            "source_document_id": "1",
+                        }
+                    }
+                )
+            ],
+        ),
+        (Finished(R, FinishReason.STOP, Usage(12)), []),
+        (TokenGenerated(R, TokenId(1), "x"), []),
+        (
+            Failed(R, ErrorCode.NOT_SUPPORTED, "no head"),
+            [{"Error": {"request_id": "theirs", "error": {"code": 501, "description": "no head"}}}],
+        ),
+    ],
+)
+def test_embedding_events_become_the_published_messages(event: Event, messages: list[Any]) -> None:
+    params = batch(normalization_method=RMS_NORM)
+
+    told = native.embedding_messages("theirs", "agent-1", event, params, Pooling.NONE)
+
+    assert list(told) == messages
+
+
+def test_the_method_without_options_is_told_by_its_name() -> None:
+    event = Embedded(R, "1", 1, struct.pack("<f", 1))
+
+    told = native.embedding_messages("theirs", "agent-1", event, batch(), Pooling.LAST)
+
+    assert list(told) == [embedding({"Embedding": record(1)})]
+
+
+def test_vectors_are_no_answer_to_a_prompt() -> None:
+    assert native.messages("theirs", "agent-1", TWO_BY_TWO) == []

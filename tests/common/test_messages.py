@@ -16,6 +16,8 @@ TO_BALANCER = [
             m.TokenGenerated(R, TokenId(7), "é"),
             m.Finished(R, m.FinishReason.STOP, m.Usage(3, 0, 1), "x"),
             m.Failed(R, ErrorCode.DECODE_FAILED, "why"),
+            m.Embedded(R, "d", 2, bytes(16)),
+            m.DocumentTooLong(R, "d", 9, 8),
             m.Busy(R),
         )
     ),
@@ -27,6 +29,12 @@ TO_AGENT = [
         prompt=m.Conversation((m.ChatMessage("user", "Hi"),), tools=({"type": "function"},)),
         max_tokens=9,
         sampling=m.Sampling(temperature=0.0, seed=1),
+    ),
+    m.Embed(
+        request_id=R,
+        documents=(m.Document("d", "é"),),
+        pooling=m.Pooling.LAST,
+        normalization=m.RmsNorm(1e-6),
     ),
     m.Cancel(R),
 ]
@@ -50,6 +58,21 @@ def test_the_tag_names_the_class() -> None:
 def test_what_is_no_frame_for_the_balancer_is_refused(data: bytes | str) -> None:
     with pytest.raises(msgspec.MsgspecError):
         m.decode_to_balancer(data)
+
+
+def test_vectors_are_32_bit_floats_little_endian() -> None:
+    values = bytes.fromhex("0000803f 00000040 0000c0bf 00000000")
+
+    assert m.Embedded(R, "d", 2, values).vectors == [[1, 2], [-1.5, 0]]
+
+
+@pytest.mark.parametrize("size", [0, 4, 12])
+def test_half_a_vector_is_refused(size: int) -> None:
+    event = {"type": "embedded", "request_id": "r", "document_id": "d", "dimensions": 2}
+    step = {"type": "step", "events": [{**event, "values": bytes(size)}]}
+
+    with pytest.raises(msgspec.MsgspecError, match="whole vectors"):
+        m.decode_to_balancer(m.encode(step))
 
 
 def test_every_error_has_a_status() -> None:

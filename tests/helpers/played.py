@@ -1,6 +1,7 @@
 """Parts that a test plays itself, and questions that several tests ask."""
 
 import asyncio
+import struct
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,6 +11,8 @@ from common.ids import AgentId, RequestId, TokenId
 from common.messages import (
     PROTOCOL,
     Cancel,
+    Embed,
+    Embedded,
     Event,
     Finished,
     FinishReason,
@@ -73,6 +76,16 @@ class PlayedAgent:
         frame = await self.next_frame()
         assert isinstance(frame, Generate)
         return frame
+
+    async def asked_to_embed(self) -> Embed:
+        """The next frame, which must be documents."""
+        frame = await self.next_frame()
+        assert isinstance(frame, Embed)
+        return frame
+
+    def say_vector(self, request_id: RequestId, document_id: str, *vector: float) -> None:
+        values = struct.pack(f"<{len(vector)}f", *vector)
+        self.say(Embedded(request_id, document_id, len(vector), values))
 
     async def cancelled(self) -> RequestId:
         """The next frame, which must be a cancel."""

@@ -1,0 +1,347 @@
+"""Which documents go into a pass, and what each request is told."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.echo import EchoEmbedder
+from agent.embedding import (
+    Batch,
+    EmbeddingQueue,
+    EmbeddingRequest,
+    TokenizedDocument,
+    Vectors,
+    normalize,
+    pool,
+    tokenize,
+)
+from common.errors import DecodeError, ErrorCode, RequestError
+from common.ids import RequestId, TokenId
+from common.messages import (
+    L2,
+    Busy,
+    Document,
+    DocumentTooLong,
+    Embed,
+    Embedded,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Normalization,
+    Pooling,
+    RmsNorm,
+    Unchanged,
+    Usage,
+)
+
+R1, R2, R3 = (RequestId(f"r{n}") for n in (1, 2, 3))
+BROKEN = DecodeError("told to fail")
+UNCHANGED = Unchanged()
+
+
+def rows(*vectors: Sequence[float]) -> Vectors:
+    return np.array(vectors, dtype=np.float32)
+
+
+def document(name: str, tokens: int) -> TokenizedDocument:
+    return TokenizedDocument(name, [TokenId(n) for n in range(tokens)])
+
+
+def request(
+    request_id: RequestId,
+    *documents: TokenizedDocument | DocumentTooLong,
+    pooling: Pooling = Pooling.LAST,
+    normalization: Normalization = UNCHANGED,
+) -> EmbeddingRequest:
+    return EmbeddingRequest(request_id, documents, pooling, normalization)
+
+
+def queue(*, capacity: int = 8, batch_size: int = 10, most_documents: int = 4) -> EmbeddingQueue:
+    return EmbeddingQueue(capacity=capacity, batch_size=batch_size, most_documents=most_documents)
+
+
+def planned(waiting: EmbeddingQueue, *, budget: int | None = None) -> Batch:
+    batch = waiting.plan(budget=budget)
+    assert batch is not None
+    return batch
+
+
+def names(batch: Batch) -> list[str]:
+    return [document.document_id for document in batch.documents]
+
+
+def succeed(waiting: EmbeddingQueue, batch: Batch) -> list[Event]:
+    return waiting.commit(batch, [rows([len(tokens)]) for tokens in batch.tokens])
+
+
+def embedded(request_id: RequestId, name: str, value: float) -> Embedded:
+    return Embedded(request_id, name, 1, np.array([value], "<f4").tobytes())
+
+
+def finished(request_id: RequestId, tokens: int) -> Finished:
+    return Finished(request_id, FinishReason.STOP, Usage(prompt_tokens=tokens))
+
+
+@pytest.mark.parametrize(
+    ("pooling", "vectors"),
+    [
+        (Pooling.NONE, [[1, 2], [3, 4], [8, 0]]),
+        (Pooling.MEAN, [[4, 2]]),
+        (Pooling.CLS, [[1, 2]]),
+        (Pooling.LAST, [[8, 0]]),
+    ],
+)
+def test_pooling(pooling: Pooling, vectors: list[list[float]]) -> None:
+    assert pool(rows([1, 2], [3, 4], [8, 0]), pooling).tolist() == vectors
+
+
+@pytest.mark.parametrize(
+    ("normalization", "vectors"),
+    [
+        (Unchanged(), [[3, 4], [0, 0]]),
+        (L2(), [[0.6, 0.8], [0, 0]]),
+        (RmsNorm(0.0), [[3 / math.sqrt(12.5), 4 / math.sqrt(12.5)], [0, 0]]),
+        (RmsNorm(3.5), [[0.75, 1], [0, 0]]),
+    ],
+)
+def test_normalization_is_of_each_vector(
+    normalization: Normalization, vectors: list[list[float]]
+) -> None:
+    assert normalize(rows([3, 4], [0, 0]), normalization) == pytest.approx(np.array(vectors))
+
+
+def test_large_values_can_be_normalized() -> None:
+    """Their squares are beyond single precision."""
+    assert normalize(rows([3e30, 4e30]), L2()) == pytest.approx(np.array([[0.6, 0.8]]))
+
+
+def test_a_document_that_is_too_long_is_known_before_its_turn() -> None:
+    frame = Embed(
+        request_id=R1,
+        documents=(Document("a", "x" * 512), Document("b", "x" * 513)),
+        pooling=Pooling.MEAN,
+        normalization=L2(),
+    )
+
+    fits, refused = tokenize(frame, EchoEmbedder()).documents
+
+    assert isinstance(fits, TokenizedDocument)
+    assert refused == DocumentTooLong(R1, "b", 513, 512)
+
+
+def test_a_document_without_tokens_is_refused_by_name() -> None:
+    frame = Embed(request_id=R1, documents=(Document("a", ""),), pooling=Pooling.MEAN)
+
+    with pytest.raises(RequestError, match="'a' is empty"):
+        tokenize(frame, EchoEmbedder())
+
+
+def test_requests_share_a_pass_and_nobody_is_overtaken() -> None:
+    waiting = queue()
+    waiting.submit(request(R1, document("a", 4), document("b", 3)))
+    waiting.submit(request(R2, document("c", 2), document("d", 2), document("e", 1)))
+
+    first = planned(waiting)  # "e" would fit, but "d" is before it
+    assert names(first) == ["a", "b", "c"]
+    assert succeed(waiting, first) == [
+        embedded(R1, "a", 4),
+        embedded(R1, "b", 3),
+        finished(R1, 7),
+        embedded(R2, "c", 2),
+    ]
+    second = planned(waiting)
+    assert names(second) == ["d", "e"]
+    assert succeed(waiting, second) == [
+        embedded(R2, "d", 2),
+        embedded(R2, "e", 1),
+        finished(R2, 5),
+    ]
+    assert waiting.is_idle
+    assert waiting.plan() is None
+
+
+def test_a_pass_has_no_more_documents_than_it_may() -> None:
+    waiting = queue(most_documents=2)
+    waiting.submit(request(R1, document("a", 1), document("b", 1), document("c", 1)))
+
+    assert names(planned(waiting)) == ["a", "b"]
+
+
+def test_a_budget_makes_passes_shorter_but_never_empty() -> None:
+    waiting = queue()
+    waiting.submit(request(R1, document("a", 5), document("b", 1), document("c", 3)))
+
+    assert names(planned(waiting, budget=4)) == ["a"]
+    assert names(planned(waiting, budget=6)) == ["a", "b"]
+    assert names(planned(waiting, budget=100)) == ["a", "b", "c"]
+
+
+def test_documents_that_are_pooled_differently_do_not_share_a_pass() -> None:
+    waiting = queue()
+    waiting.submit(request(R1, document("a", 1), pooling=Pooling.MEAN))
+    waiting.submit(request(R2, document("b", 1), pooling=Pooling.LAST))
+
+    first = planned(waiting)
+    assert (first.pooling, names(first)) == (Pooling.MEAN, ["a"])
+    succeed(waiting, first)
+    second = planned(waiting)
+    assert (second.pooling, names(second)) == (Pooling.LAST, ["b"])
+
+
+def test_each_request_is_normalized_as_it_asks() -> None:
+    waiting = queue()
+    waiting.submit(request(R1, document("a", 1), normalization=L2()))
+    waiting.submit(request(R2, document("b", 1)))
+
+    events = waiting.commit(planned(waiting), [rows([0, 5]), rows([0, 5])])
+
+    vectors = [event.vectors for event in events if isinstance(event, Embedded)]
+    assert vectors == [[[0, 1]], [[0, 5]]]
+
+
+def test_all_vectors_of_a_document_come_in_one_event() -> None:
+    waiting = queue()
+    waiting.submit(request(R1, document("a", 2), pooling=Pooling.NONE))
+
+    event, _ = waiting.commit(planned(waiting), [rows([1, 2], [3, 4])])
+
+    assert isinstance(event, Embedded)
+    assert event.vectors == [[1, 2], [3, 4]]
+
+
+def test_refusals_come_in_their_documents_order() -> None:
+    waiting = queue()
+    too_long = [DocumentTooLong(R1, name, 99, 10) for name in "abc"]
+    a, c, d = too_long
+    told = waiting.submit(request(R1, a, document("b", 1), c, d))
+
+    assert told == [a]
+    assert succeed(waiting, planned(waiting)) == [embedded(R1, "b", 1), c, d, finished(R1, 1)]
+
+
+@pytest.mark.parametrize("documents", [(), (DocumentTooLong(R1, "a", 99, 10),)])
+def test_a_request_with_nothing_to_embed_is_over_at_once(
+    documents: tuple[DocumentTooLong, ...],
+) -> None:
+    waiting = queue()
+
+    assert waiting.submit(request(R1, *documents)) == [*documents, finished(R1, 0)]
+    assert waiting.is_idle
+
+
+def test_a_cancelled_request_leaves_the_line_to_the_others() -> None:
+    waiting = queue()
+    waiting.submit(request(R1, document("a", 6), document("b", 6)))
+    waiting.submit(request(R2, document("c", 6)))
+    succeed(waiting, planned(waiting))
+
+    told = waiting.cancel(R1)
+
+    assert told == [Finished(R1, FinishReason.CANCELLED, Usage(prompt_tokens=6))]
+    assert names(planned(waiting)) == ["c"]
+    assert waiting.cancel(R1) == []
+
+
+def test_the_line_is_bounded() -> None:
+    waiting = queue(capacity=1)
+    waiting.submit(request(R1, document("a", 1)))
+
+    assert waiting.submit(request(R2, document("b", 1))) == [Busy(R2)]
+    assert waiting.cancel(R2) == []
+
+
+def test_after_a_failed_pass_each_document_goes_alone_and_only_the_bad_one_fails() -> None:
+    waiting = queue()
+    waiting.submit(request(R1, document("a", 1), document("bad", 2)))
+    waiting.submit(request(R2, document("c", 3)))
+    waiting.submit(request(R3, document("later", 9)))
+
+    assert waiting.fail(planned(waiting), BROKEN) == []
+    assert succeed(waiting, planned(waiting)) == [embedded(R1, "a", 1)]
+    alone = planned(waiting)
+    assert names(alone) == ["bad"]
+    assert waiting.fail(alone, BROKEN) == [
+        Failed(R1, ErrorCode.DECODE_FAILED, "document 'bad' could not be embedded: told to fail")
+    ]
+    assert succeed(waiting, planned(waiting)) == [embedded(R2, "c", 3), finished(R2, 3)]
+    assert names(planned(waiting)) == ["later"]
+
+
+def test_a_document_that_was_alone_is_tried_once_more() -> None:
+    waiting = queue()
+    waiting.submit(request(R1, document("a", 1)))
+
+    assert waiting.fail(planned(waiting), BROKEN) == []
+    assert succeed(waiting, planned(waiting)) == [embedded(R1, "a", 1), finished(R1, 1)]
+
+
+def test_what_the_model_cannot_do_ends_the_requests_that_ask_for_it() -> None:
+    waiting = queue()
+    for request_id in (R1, R2):
+        waiting.submit(request(request_id, document("a", 1), pooling=Pooling.RANK))
+    waiting.submit(request(R3, document("b", 1)))
+
+    told = waiting.fail(planned(waiting), RequestError(ErrorCode.NOT_SUPPORTED, "no head"))
+
+    assert told == [Failed(r, ErrorCode.NOT_SUPPORTED, "no head") for r in (R1, R2)]
+    assert names(planned(waiting)) == ["b"]
+
+
+def test_values_that_are_no_numbers_are_never_sent() -> None:
+    waiting = queue()
+    waiting.submit(request(R1, document("a", 1), document("b", 1)))
+    waiting.submit(request(R2, document("c", 1)))
+
+    told = waiting.commit(planned(waiting), [rows([math.nan]), rows([1]), rows([2])])
+
+    assert [type(event) for event in told] == [Failed, Embedded, Finished]
+    assert told[1:] == [embedded(R2, "c", 2), finished(R2, 1)]
+
+
+@given(
+    sizes=st.lists(st.lists(st.integers(1, 14), max_size=5), max_size=6),
+    outcomes=st.lists(st.booleans(), max_size=60),
+    cancelled=st.sets(st.integers(0, 5)),
+)
+def test_every_request_ends_once_whatever_fails(
+    sizes: list[list[int]], outcomes: list[bool], cancelled: set[int]
+) -> None:
+    """Sizes above 10 are too long. Passes fail as ``outcomes`` says, then no more."""
+    waiting = queue()
+    told: list[Event] = []
+    for n, lengths in enumerate(sizes):
+        request_id = RequestId(str(n))
+        documents = (
+            document(str(at), length)
+            if length <= 10
+            else DocumentTooLong(request_id, str(at), length, 10)
+            for at, length in enumerate(lengths)
+        )
+        told += waiting.submit(request(request_id, *documents))
+    failures = iter(outcomes)
+    passes = 0
+    while batch := waiting.plan():
+        passes += 1
+        assert 0 < sum(map(len, batch.tokens)) <= 10
+        assert len(batch.documents) <= 4
+        told += waiting.fail(batch, BROKEN) if next(failures, False) else succeed(waiting, batch)
+        if passes in cancelled:
+            told += waiting.cancel(RequestId(str(passes)))
+
+    assert waiting.is_idle
+    assert passes <= 2 * sum(map(len, sizes))
+    for n, lengths in enumerate(sizes):
+        mine = [event for event in told if event.request_id == str(n)]
+        before, end = mine[:-1], mine[-1]
+        order = [int(e.document_id) for e in before if isinstance(e, Embedded | DocumentTooLong)]
+        assert order == list(range(len(before)))
+        if isinstance(end, Finished) and end.reason is FinishReason.STOP:
+            assert len(before) == len(lengths)
+            assert end.usage.prompt_tokens == sum(length for length in lengths if length <= 10)
+        else:
+            assert isinstance(end, Failed | Finished)
