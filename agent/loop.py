@@ -54,7 +54,7 @@ FIGURES_INTERVAL = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    longest_gap: float = 0.25
+    longest_gap: float = 0.15
     """Seconds between two tokens of a stream while prompts are fed, if that can be had."""
     cache_tokens: int | None = None
     """Tokens that finished requests may keep; None: as many as one request can have. Attention

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from agent.budget import SMALLEST, PromptBudget
+from agent.budget import TILE, PromptBudget
 from agent.engine import Capacity, Chunk, Decoded, Sampler, Vocabulary
 from agent.kv import KvCache, Prefix
 from agent.prompt import PreparedRequest
@@ -45,7 +45,7 @@ from common.messages import (
 WORTH_SHARING = 8
 """A shorter prefix is fed again: that costs less than keeping account of it."""
 
-WORTH_WAITING = SMALLEST
+WORTH_WAITING = 2 * TILE
 """Waiting for a prefix that is being fed costs about one pass, which feeds this much anyway."""
 
 SMALLEST_SHARE = 16

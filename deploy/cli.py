@@ -126,7 +126,7 @@ def up(
     kv_layout: Layout = KvLayout.UNIFIED,
     kv_cells: Cells = None,
     cache_tokens: CacheTokens = None,
-    longest_gap: LongestGap = 0.25,
+    longest_gap: LongestGap = 0.15,
     port: Annotated[
         int, typer.Option("--port", min=1, max=65535, help="The clients' port.")
     ] = CLIENT_PORT,
@@ -207,7 +207,7 @@ def agent(
     kv_layout: Layout = KvLayout.UNIFIED,
     kv_cells: Cells = None,
     cache_tokens: CacheTokens = None,
-    longest_gap: LongestGap = 0.25,
+    longest_gap: LongestGap = 0.15,
     engine: Engine = EngineKind.LLAMA,
 ) -> None:
     """Join a balancer with an agent in this process, without Ray. Ctrl-C drains it."""

@@ -35,7 +35,7 @@ class AgentSettings:
     """Tokens of all requests together; None: enough for each slot's context."""
     cache_tokens: int | None = None
     """Tokens that finished requests may keep; None: as many as one request can have."""
-    longest_gap: float = 0.25
+    longest_gap: float = 0.15
     """Seconds between two tokens of a stream while prompts are fed, if that can be had."""
 
 

@@ -48,7 +48,7 @@ def measure(engine: LlamaEngine, streams: int) -> tuple[float, float, float]:
     scheduler = Scheduler(
         vocabulary=engine.vocabulary,
         capacity=engine.capacity,
-        longest_gap=0.25,
+        longest_gap=0.15,
         most_cached=0,
     )
     preparer = Preparer(engine)

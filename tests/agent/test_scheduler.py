@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from agent.budget import SMALLEST
+from agent.budget import TILE
 from agent.echo import END, ByteVocabulary, EchoEngine
 from agent.engine import Chunk, Decoded
 from agent.loop import carry_out
@@ -637,13 +637,13 @@ def test_without_streams_a_prompt_gets_the_whole_batch() -> None:
 def test_the_first_piece_beside_a_stream_is_small() -> None:
     """Nothing has been measured yet."""
     running = Running(context=2000, batch_size=512)
-    running.submit(R1, "a" * 20)
+    running.submit(R1, "a" * 5)
     running.step()
     running.submit(R2, "b" * 1000)
 
     chunks = running.step()
 
-    assert [len(chunk.tokens) for chunk in chunks] == [1, SMALLEST]
+    assert [len(chunk.tokens) for chunk in chunks] == [1, TILE]
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
