@@ -2,21 +2,22 @@
 
 Every token of a prompt makes the pass longer, and the pass is the gap between two tokens of each
 running stream. So the budget follows what the passes have cost: as much as fits into the longest
-gap that is wanted, in whole tiles, and one tile where nothing fits.
+gap that is wanted, in whole tiles, and half a tile where nothing fits.
 
-Two tiles instead of one may cost hardly more: llama.cpp's attention on a CPU has a faster kernel
-from 64 rows on, which counts once a prompt is long. Then two are fed; whether it is so is tried
-now and then, since nothing else tells.
+The streams' own rows count: llama.cpp's attention on a CPU works on tiles of 64 rows, and a row
+beyond a tile costs nearly as much as a tile once a prompt is long. A pass of less than a tile has
+another, slower kernel, so that then a whole tile may cost hardly more than half of one. Whether it
+is so is tried now and then, since nothing else tells.
 """
 
-TILE = 32
-"""Prompt tokens. Fewer are hardly ever cheaper."""
+TILE = 64
+"""Rows of a pass: prompt tokens, and one for each stream."""
 
-WORTH_IT = 1.5
-"""Two tiles are fed instead of one if they cost less than so many times as much."""
+WORTH_IT = 1.85
+"""A tile is fed instead of a half if it costs less than so many times as much."""
 
 TRIED_EVERY = 8
-"""Passes of one tile between two tries with two."""
+"""Passes of half a tile between two tries with a whole one."""
 
 WEIGHT = 0.3
 """Of the newest measurement. Costs rise as a prompt grows longer, so the past fades quickly."""
@@ -43,40 +44,40 @@ class PromptBudget:
         """Seconds of a pass that only generates."""
         self._token = _Average()
         """Seconds that each prompt token adds to a pass."""
-        self._tiles = (_Average(), _Average())
-        """Seconds that one tile adds, and two."""
+        self._small_passes = (_Average(), _Average())
+        """Seconds that prompts add to a pass of half a tile, and of a whole one."""
         self._since_tried = 0
 
     def tokens(self, rows: int) -> int:
         """For the next pass, in which ``rows`` streams generate a token each."""
-        room = self._batch_size - rows
         if rows == 0:
-            return room
-        tiles = 1
+            return self._batch_size
+        tiles = 0
         if self._token.value is not None:
             left = self._longest_gap - (self._row_pass.value or 0.0)
-            tiles = max(1, int(left / self._token.value / TILE))
-        if tiles == 1 and self._two_are_worth_it():
-            tiles = 2
-        return min(tiles * TILE, room)
+            tiles = int((left / self._token.value + rows) / TILE)
+        size = (TILE if self._tile_is_worth_it() else TILE // 2) if tiles < 1 else tiles * TILE
+        while size - rows < TILE // 4:  # many streams: still feed something
+            size += TILE // 2
+        return min(size, self._batch_size) - rows
 
     def measured(self, *, seconds: float, rows: int, prompt_tokens: int) -> None:
         """What a pass has cost."""
         if prompt_tokens == 0:
             self._row_pass.add(seconds)
             return
-        if prompt_tokens <= TILE // 2:
+        if prompt_tokens < TILE // 4:
             return  # what few tokens cost says nothing of many
         generating = (self._row_pass.value or 0.0) if rows else 0.0
         cost = max(seconds - generating, seconds / 10)
         self._token.add(cost / prompt_tokens)
-        if prompt_tokens <= 2 * TILE:
-            two = prompt_tokens > TILE
-            self._tiles[two].add(cost)
-            self._since_tried = 0 if two else self._since_tried + 1
+        if rows and rows + prompt_tokens <= TILE:
+            whole = rows + prompt_tokens > TILE // 2
+            self._small_passes[whole].add(cost)
+            self._since_tried = 0 if whole else self._since_tried + 1
 
-    def _two_are_worth_it(self) -> bool:
-        one, two = (average.value for average in self._tiles)
+    def _tile_is_worth_it(self) -> bool:
+        half, whole = (average.value for average in self._small_passes)
         if self._since_tried >= TRIED_EVERY:
             return True
-        return one is not None and two is not None and two < WORTH_IT * one
+        return half is not None and whole is not None and whole < WORTH_IT * half

@@ -45,7 +45,7 @@ from common.messages import (
 WORTH_SHARING = 8
 """A shorter prefix is fed again: that costs less than keeping account of it."""
 
-WORTH_WAITING = 2 * TILE
+WORTH_WAITING = TILE
 """Waiting for a prefix that is being fed costs about one pass, which feeds this much anyway."""
 
 SMALLEST_SHARE = 16

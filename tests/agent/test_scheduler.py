@@ -643,7 +643,7 @@ def test_the_first_piece_beside_a_stream_is_small() -> None:
 
     chunks = running.step()
 
-    assert [len(chunk.tokens) for chunk in chunks] == [1, TILE]
+    assert [len(chunk.tokens) for chunk in chunks] == [1, TILE // 2 - 1]
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
