@@ -109,6 +109,8 @@ class Scheduler:
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self._pauses = 0
+        self._has_failed = False
+        """A decode has failed, and there may be requests that are suspected of it."""
 
     @property
     def is_idle(self) -> bool:
@@ -199,8 +201,7 @@ class Scheduler:
            is left, so that a short one does not wait for a long one; then the oldest the rest.
         """
         rows, prompts = self._split()
-        suspects = [request for request in (*rows, *prompts) if request.is_suspect]
-        if suspects:
+        if suspects := self._suspects():
             request = min(suspects, key=lambda request: request.arrival)
             count = min(request.remaining, self._batch_size, self._kv.cells.free)
             return [self._chunk(request, count)] if count else []
@@ -244,6 +245,7 @@ class Scheduler:
         3. The others begin anew, each fed alone until it is past the point of failure.
         """
         effects: list[Effect] = []
+        self._has_failed = True
         for chunk in chunks:
             request = self._active[chunk.sequence_id]
             request.failures += 1
@@ -258,6 +260,8 @@ class Scheduler:
 
     def _admit(self, effects: list[Effect]) -> None:
         """First come, first served, but for those that wait for a prefix: they let others pass."""
+        if not self._waiting:
+            return
         fed = {sequence_id: request.fed for sequence_id, request in self._active.items()}
         promised = sum(request.remaining for request in self._active.values())
         still_waiting: list[ActiveRequest] = []
@@ -321,6 +325,13 @@ class Scheduler:
             (rows if request.is_generating else prompts).append(request)
         prompts.sort(key=lambda request: request.arrival)
         return rows, prompts
+
+    def _suspects(self) -> list[ActiveRequest]:
+        if not self._has_failed:
+            return []
+        suspects = [request for request in self._active.values() if request.is_suspect]
+        self._has_failed = bool(suspects or self._waiting)
+        return suspects
 
     def _prompt_tokens_wanted(
         self, rows: Sequence[ActiveRequest], prompts: Sequence[ActiveRequest]
