@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from agent.engine import Capacity, Chunk, Decoded, KvLayout, Sampler, SamplerPlace
+from agent.llama_candidates import Row
 from agent.llama_embedder import LlamaEmbedder
 from agent.llama_library import LlamaVocabulary, because, forget_messages, lib, start_library
-from agent.llama_sampler import LlamaSampler, LlamaSamplers, Row
+from agent.llama_sampler import LlamaSampler, LlamaSamplers
 from common.errors import DecodeError, ModelError, RequestError
 from common.ids import SequenceId, TokenId
 from common.messages import Constraint, Logprobs, Sampling

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from agent.llama_candidates import Row
 from agent.llama_library import LlamaVocabulary, lib, start_library
-from agent.llama_sampler import LlamaSampler, LlamaSamplers, Row
+from agent.llama_sampler import LlamaSampler, LlamaSamplers
 from common.errors import ErrorCode, RequestError
 from common.ids import TokenId
 from common.messages import Constraint, Gbnf, JsonSchema, Mirostat, Sampling
