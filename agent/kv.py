@@ -36,10 +36,18 @@ class KvCache:
         self._cached: dict[SequenceId, int] = {}
         """How many tokens each cached sequence holds."""
 
-    def acquire(self) -> tuple[SequenceId, list[SequenceId]]:
-        """An empty sequence, and those that had to be dropped for it: forget them first."""
+    def acquire(
+        self, tokens: Sequence[TokenId], *, salt: str
+    ) -> tuple[SequenceId, list[SequenceId]]:
+        """An empty sequence for this prompt, and those that had to be dropped for it: forget them
+        first. The one that holds the prompt's beginning is the last to be dropped.
+        """
         dropped: list[SequenceId] = []
         if not self._pool.has_free:
+            _, holders = self._index.match(tokens, salt=salt)
+            for holder in holders:
+                if holder in self._cached:
+                    self._pool.touch(holder)
             dropped = self.evict()
         return self._pool.acquire(), dropped
 

@@ -146,7 +146,7 @@ class Scheduler:
         """Begin a request. The caller owns the slots and submits no more than there are."""
         assert 0 < len(request.prompt) < self._context
         assert request.request_id not in self._requests
-        sequence_id, dropped = self._kv.acquire()
+        sequence_id, dropped = self._kv.acquire(request.prompt, salt=request.cache_salt)
         self._arrivals += 1
         active = ActiveRequest(
             request.request_id,

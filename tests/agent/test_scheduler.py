@@ -455,6 +455,18 @@ def test_the_least_recently_used_prompt_is_dropped_first() -> None:
     running.check()
 
 
+def test_a_prompt_does_not_push_out_its_own_beginning() -> None:
+    running = Running(slots=1, context=100, cells=1000, sequences=3)
+    for name in "abc":
+        running.submit(RequestId(name), name * 20)
+        running.run()
+
+    running.submit(RequestId("a again"), "a" * 20)  # the oldest of them, and all IDs are taken
+    running.run()
+
+    assert running.usage(RequestId("a again")).cached_prompt_tokens == 19
+
+
 def test_the_same_question_again_and_again_is_kept_once() -> None:
     running = Running(slots=1, context=200, cells=2000)
 
