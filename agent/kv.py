@@ -78,11 +78,6 @@ class KvCache:
     def is_cached(self, sequence_id: SequenceId) -> bool:
         return sequence_id in self._cached
 
-    def share(self, source: SequenceId, destination: SequenceId, length: int) -> None:
-        self.cells.share(source, destination, length)
-        if source in self._cached:
-            self._pool.touch(source)
-
     def rest(
         self, sequence_id: SequenceId, tokens: Sequence[TokenId], *, salt: str
     ) -> list[SequenceId]:

@@ -302,7 +302,7 @@ class Scheduler:
         request.fed = 0
         if prefix is not None:
             request.fed = prefix.ready
-            self._kv.share(prefix.source, request.sequence_id, prefix.ready)
+            self._kv.cells.share(prefix.source, request.sequence_id, prefix.ready)
             effects.append(Share(prefix.source, request.sequence_id, prefix.ready))
         if request.generated == 0:  # else it is resumed: what it was spared at first stays true
             request.cached = request.fed

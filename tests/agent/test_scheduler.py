@@ -429,8 +429,11 @@ def test_nothing_is_shared_across_salts() -> None:
 
     running.submit(R2, SYSTEM, salt="tenant b")
     running.run()
+    running.submit(R3, SYSTEM)
+    running.run()
 
     assert running.usage(R2).cached_prompt_tokens == 0
+    assert running.usage(R3).cached_prompt_tokens == 0
     assert running.shares == []
 
 
@@ -522,6 +525,7 @@ def test_a_model_that_cannot_share_a_part_is_fed_and_correct() -> None:
     assert running.usage(R2).cached_prompt_tokens == 0
     assert running.text(R2) == SYSTEM + "Two?"
     assert running.usage(R3).cached_prompt_tokens == len(held)
+    assert len(running.shares) == 1, "it was tried in vain"
 
 
 def test_a_share_that_the_engine_refuses_is_fed_instead() -> None:
@@ -533,11 +537,13 @@ def test_a_share_that_the_engine_refuses_is_fed_instead() -> None:
     running.submit(R1, SYSTEM)
     running.run()
 
-    running.submit(R2, SYSTEM)
+    running.submit(R2, SYSTEM + "Two?")
+    running.step()
+    assert running.scheduler.figures.cells_running == len(SYSTEM + "Two?")
     running.run()
 
     assert running.shares
-    assert running.text(R2) == SYSTEM
+    assert running.text(R2) == SYSTEM + "Two?"
     assert running.usage(R2).cached_prompt_tokens == 0
     running.check()
 
