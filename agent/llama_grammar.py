@@ -9,13 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.constraint import Allowed, Matcher
-from agent.llama_candidates import CANDIDATE, CANDIDATE_POINTER
+from agent.llama_candidates import CANDIDATE, CANDIDATE_POINTER, Ids
 from agent.llama_library import because, forget_messages, lib
 from common.errors import ErrorCode, RequestError
 from common.ids import TokenId
 
-MAX_GRAMMAR_SECONDS = 2.0
+MAX_GRAMMAR_SECONDS = 0.5
 """Of computing, for one step of a grammar. It holds up all other requests."""
+
+SLICE = 16
+"""Tokens that llama.cpp is asked about at once: nothing can interrupt it, but between two of them
+it can be seen that a grammar takes too long. Short tokens come first, since what is ambiguous
+takes the longer the longer a token is.
+"""
 
 
 class TextMatcher:
@@ -38,9 +44,10 @@ class GbnfMatcher:
     allow, so that is never done.
     """
 
-    def __init__(self, vocab: Any, grammar: str, root: str, size: int) -> None:
+    def __init__(self, vocab: Any, grammar: str, root: str, by_length: Ids) -> None:
+        """``by_length``: all tokens, those with the shortest pieces first."""
         self._vocab = vocab
-        self._size = size
+        self._by_length = by_length
         forget_messages()
         self._sampler: Any = lib.llama_sampler_init_grammar(vocab, grammar.encode(), root.encode())
         if self._sampler is None:
@@ -55,10 +62,15 @@ class GbnfMatcher:
         return bool(one["logit"][0] == 0)
 
     def allowed(self) -> Allowed:
-        every = np.zeros(self._size, dtype=CANDIDATE)
-        every["id"] = np.arange(self._size)
-        self._apply(every)
-        return every["logit"] == 0
+        every = np.zeros(self._by_length.size, dtype=CANDIDATE)
+        every["id"] = self._by_length
+        with _CpuTime() as spent:
+            for start in range(0, every.size, SLICE):
+                self._apply(every[start : start + SLICE])
+                spent.check()
+        allowed = np.empty(every.size, dtype=np.bool_)
+        allowed[self._by_length] = every["logit"] == 0
+        return allowed
 
     def accept(self, token: TokenId) -> None:
         if not lib.llama_vocab_is_eog(self._vocab, token):
@@ -75,13 +87,17 @@ class GbnfMatcher:
 class _CpuTime:
     """Raises ``RequestError`` when a step of a grammar has taken too much of it."""
 
-    def __enter__(self) -> None:
-        self._start = (
-            time.thread_time()
-        )  # whatever else the machine does is not the grammar's fault
+    def __enter__(self) -> "_CpuTime":
+        # Of this thread: whatever else the machine does is not the grammar's fault.
+        self._start = time.thread_time()
+        return self
 
-    def __exit__(self, *_: object) -> None:
+    def check(self) -> None:
         if time.thread_time() - self._start > MAX_GRAMMAR_SECONDS:
             raise RequestError(
-                ErrorCode.GRAMMAR_REJECTED, "the grammar is too ambiguous: one step takes seconds"
+                ErrorCode.GRAMMAR_REJECTED, "the grammar is too ambiguous: one step takes too long"
             )
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.check()

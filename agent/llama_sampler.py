@@ -59,6 +59,8 @@ class LlamaSamplers:
         self._never_text[control] = True
         self._never_text[self._ends] = False
         self._candidates = Candidates(vocabulary.size)
+        lengths = [len(piece) for piece in vocabulary.pieces()]
+        self._by_length: Ids = np.argsort(lengths, kind="stable")
         self._schemas = SchemaCompiler(
             vocabulary.pieces, tokenize=vocabulary.tokenize, ends=self._ends, control=control
         )
@@ -122,7 +124,7 @@ class LlamaSamplers:
                 code = ErrorCode.INVALID_GRAMMAR
                 for token in check_gbnf(grammar, root):
                     self._check_token(token)
-                matcher = GbnfMatcher(self._vocab, grammar, root, self._candidates.size)
+                matcher = GbnfMatcher(self._vocab, grammar, root, self._by_length)
         matcher = TextMatcher(matcher, self._never_text)
         try:
             possible = bool(matcher.allowed().any())

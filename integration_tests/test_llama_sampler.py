@@ -664,6 +664,10 @@ def test_a_constraint_that_leaves_nothing_ends_the_request(
         (Gbnf("root ::= <[99999999]>"), "is not a token of the model"),
         (Gbnf("root ::= <|im_start|>"), "is a control token"),
         (Gbnf("root ::= [\\x00]"), "allows no answer"),
+        (
+            Gbnf('root ::= x x x x x x x x x x x x\nx ::= "a"? "a"? | y*\ny ::= [a-z]? [a-z]?'),
+            "too ambiguous",
+        ),
         (JsonSchema("{"), "it is not JSON"),
         (JsonSchema('{"$ref": "#"}'), "nothing can follow"),
         (JsonSchema('{"type": "array", "uniqueItems": true}'), "uniqueItems"),
