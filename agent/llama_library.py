@@ -46,17 +46,12 @@ def start_library() -> None:
 
 
 def forget_messages() -> None:
-    """So that ``last_messages`` tells only of what this thread asks for from now on."""
+    """So that ``because`` tells only of what this thread asks for from now on."""
     _messages.last.clear()
 
 
-def last_messages() -> list[str]:
-    """llama.cpp's warnings and errors on this thread since ``forget_messages``, oldest first."""
-    return list(_messages.last)
-
-
 def because() -> str:
-    """The last of them as the end of a sentence, or nothing."""
+    """llama.cpp's last warning or error on this thread as the end of a sentence, or nothing."""
     return f": {_messages.last[-1]}" if _messages.last else ""
 
 

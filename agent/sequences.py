@@ -25,9 +25,6 @@ class SequencePool:
         """The one that was not used for the longest time."""
         return next(iter(self._cached), None)
 
-    def is_cached(self, sequence_id: SequenceId) -> bool:
-        return sequence_id in self._cached
-
     def acquire(self) -> SequenceId:
         """A sequence ID that nobody else holds. Ask ``has_free`` before."""
         assert self._free, "more sequences asked for than the context holds"
