@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.engine import Chunk, KvLayout, SamplerPlace
 from agent.llama import LlamaEngine
@@ -31,6 +32,7 @@ from common.messages import (
 from deploy.model import default_model
 
 GREEDY = Sampling(temperature=0, penalty_repeat=1, penalty_presence=0)
+ENDLESS = replace(GREEDY, ignore_eos=True)
 SEQUENCE = SequenceId(0)
 
 
@@ -186,7 +188,7 @@ def test_a_paused_stream_goes_on_where_it_was(small: LlamaEngine) -> None:
     starts = {"ones": 1, "thirties": 31, "fifties": 51}
     for name, start in starts.items():
         numbers = ", ".join(str(n) for n in range(start, start + 8))
-        running.submit(name, RawPrompt(numbers + ","), max_tokens=60)
+        running.submit(name, RawPrompt(numbers + ","), max_tokens=60, sampling=ENDLESS)
     running.run()
     running.forget()
 
@@ -282,7 +284,7 @@ def test_a_sequence_can_be_used_again_after_its_sampler_was_in_the_context(
 def test_the_context_limit_ends_a_stream(engine: LlamaEngine) -> None:
     prompt = RawPrompt("la " * 500)
 
-    ((_, end),) = generate(engine, prompt, max_tokens=1000)
+    ((_, end),) = generate(engine, prompt, max_tokens=1000, sampling=ENDLESS)
 
     assert end.reason is FinishReason.LENGTH
     assert end.usage.prompt_tokens + end.usage.content_tokens == engine.capacity.context
