@@ -48,15 +48,31 @@ class EchoEmbedder:
     def tokenize(self, text: str) -> list[TokenId]:
         return [TokenId(byte) for byte in text.encode()]
 
-    def embed(self, documents: Sequence[Sequence[TokenId]], pooling: Pooling, /) -> list[Vectors]:
+    def begin(self, documents: Sequence[Sequence[TokenId]], pooling: Pooling, /) -> None:
         if pooling is Pooling.RANK:
             raise RequestError(ErrorCode.NOT_SUPPORTED, "the echo engine ranks nothing")
-        if pooling is Pooling.UNSPECIFIED:
-            pooling = Pooling.LAST
-        return [
-            pool(np.array([[token, 1] for token in tokens], np.float32), pooling)
-            for tokens in documents
-        ]
+        assert sum(map(len, documents)) <= self.batch_size
+        assert len(documents) <= self.most_documents
+        self._pooling = Pooling.LAST if pooling is Pooling.UNSPECIFIED else pooling
+        self._open = [list(tokens) for tokens in documents]
+        self._read = 0
+        """Tokens of the first open document that have been computed."""
+
+    def advance(self, most_tokens: int | None, /) -> list[Vectors]:
+        left = self.batch_size if most_tokens is None else most_tokens
+        assert left > 0
+        complete: list[Vectors] = []
+        while self._open and left:
+            tokens = self._open[0]
+            count = min(left, len(tokens) - self._read)
+            left -= count
+            self._read += count
+            if self._read == len(tokens):
+                vectors = np.array([[token, 1] for token in tokens], np.float32)
+                complete.append(pool(vectors, self._pooling))
+                del self._open[0]
+                self._read = 0
+        return complete
 
     def close(self) -> None:
         pass

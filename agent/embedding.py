@@ -1,29 +1,31 @@
 """Embeddings: which documents to feed next, and what becomes of their vectors.
 
-One pass is ``plan`` -> ``Embedder.embed`` -> ``commit`` (or ``fail``). Planning changes nothing that
-a failed pass would have to undo. ``submit`` and ``cancel`` come between passes only. No I/O here,
-no clock and no model.
+Documents are taken on in batches, and a batch is computed in as many passes as it takes, so that
+streams get their turn while a long document is read. One pass is ``plan`` -> ``Embedder.begin``, if
+the batch is a new one -> ``Embedder.advance`` -> ``commit`` (or ``fail``). ``submit`` and ``cancel``
+come between passes only. No I/O here, no clock and no model.
 
 | a document is | and it is found in |
 |---|---|
 | waiting | its request's ``waiting``, in the client's order |
-| in the pass that runs | the same place: what a pass takes is always the head of the line |
-| over | nowhere: it was ``Embedded``, refused as ``DocumentTooLong``, or its request ended |
+| in the batch that runs | the same place: what a batch takes is always the head of the line |
+| over | nowhere: it was ``Embedded``, ``DocumentTooLong`` or ``DocumentFailed``, or its request ended |
 """
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import DecodeError, ErrorCode, RequestError
+from common.errors import DecodeError, RequestError
 from common.ids import RequestId, TokenId
 from common.messages import (
     L2,
     Busy,
+    DocumentFailed,
     DocumentTooLong,
     Embed,
     Embedded,
@@ -42,7 +44,7 @@ Vectors: TypeAlias = NDArray[np.float32]
 """Vector after vector: (vectors, dimensions)."""
 
 MOST_FAILURES = 2
-"""Passes that a document may see fail: one in company, one alone (or both alone)."""
+"""Batches that a document may see fail: one in company, one alone (or both alone)."""
 
 
 class Embedder(Protocol):
@@ -57,22 +59,31 @@ class Embedder(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """How many tokens one ``embed`` takes at most."""
+        """How many tokens one batch has at most."""
         ...
 
     @property
     def most_documents(self) -> int:
-        """How many documents one ``embed`` takes at most."""
+        """How many documents one batch has at most."""
         ...
 
     def tokenize(self, text: str) -> list[TokenId]:
         """The text's tokens and those that the model wants around them."""
         ...
 
-    def embed(self, documents: Sequence[Sequence[TokenId]], pooling: Pooling, /) -> list[Vectors]:
-        """For each document one vector, or one for each of its tokens with ``Pooling.NONE``.
+    def begin(self, documents: Sequence[Sequence[TokenId]], pooling: Pooling, /) -> None:
+        """Take on a batch. What was not finished of the last one is dropped.
 
-        Raises ``DecodeError`` if this pass failed, ``RequestError`` if the model cannot pool so.
+        Raises ``DecodeError`` if that failed, ``RequestError`` if the model cannot pool so.
+        """
+        ...
+
+    def advance(self, most_tokens: int | None, /) -> list[Vectors]:
+        """Compute on: no more than ``most_tokens`` if that can be had, None for as many as are
+        good. Returns, for each document that this completed, in their order, one vector, or one for
+        each of its tokens with ``Pooling.NONE``.
+
+        Raises ``DecodeError``: then nothing is left but to begin again.
         """
         ...
 
@@ -85,32 +96,39 @@ class Embedder(Protocol):
 class TokenizedDocument:
     document_id: str
     tokens: Sequence[TokenId]
+    """At least one."""
+
+
+Refusal: TypeAlias = DocumentTooLong | DocumentFailed
+"""Of one document; it is told when the document's turn comes."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
     request_id: RequestId
-    documents: tuple[TokenizedDocument | DocumentTooLong, ...]
+    documents: tuple[TokenizedDocument | Refusal, ...]
     pooling: Pooling
     normalization: Normalization
 
 
-def tokenize(frame: Embed, embedder: Embedder) -> EmbeddingRequest:
-    """For any thread. Raises ``RequestError`` for a document without a token."""
-    documents: list[TokenizedDocument | DocumentTooLong] = []
+def tokenize(frame: Embed, embedder: Embedder, *, longest_piece: int) -> EmbeddingRequest:
+    """For any thread. ``longest_piece``: how many bytes of text one token covers at most."""
+    documents: list[TokenizedDocument | Refusal] = []
     limit = embedder.document_limit
     for document in frame.documents:
+        document_id = document.document_id
+        # Millions of tokens take seconds to count, only to be refused: others wait meanwhile.
+        least = len(document.text) // longest_piece
+        if least > limit:
+            documents.append(DocumentTooLong(frame.request_id, document_id, least, limit))
+            continue
         tokens = embedder.tokenize(document.text)
         if not tokens:
-            raise RequestError(
-                ErrorCode.INVALID_REQUEST, f"document {document.document_id!r} is empty"
-            )
-        if len(tokens) > limit:
-            documents.append(
-                DocumentTooLong(frame.request_id, document.document_id, len(tokens), limit)
-            )
+            documents.append(DocumentFailed(frame.request_id, document_id, "it is empty"))
+        elif len(tokens) > limit:
+            documents.append(DocumentTooLong(frame.request_id, document_id, len(tokens), limit))
         else:
-            documents.append(TokenizedDocument(document.document_id, tokens))
+            documents.append(TokenizedDocument(document_id, tokens))
     return EmbeddingRequest(frame.request_id, tuple(documents), frame.pooling, frame.normalization)
 
 
@@ -151,39 +169,18 @@ def normalize(vectors: Vectors, normalization: Normalization) -> Vectors:
     return (wide / np.where(length > 0, length, 1)).astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedDocument:
-    request_id: RequestId
-    document_id: str
-    tokens: Sequence[TokenId]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Documents for one pass, at least one, perhaps of several requests."""
-
-    pooling: Pooling
-    documents: tuple[PlannedDocument, ...]
-
-    @property
-    def tokens(self) -> list[Sequence[TokenId]]:
-        return [document.tokens for document in self.documents]
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     document: TokenizedDocument
     failures: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     request_id: RequestId
     pooling: Pooling
     normalization: Normalization
-    waiting: deque[_Waiting | DocumentTooLong] = field(
-        default_factory=deque["_Waiting | DocumentTooLong"]
-    )
+    waiting: deque[_Waiting | Refusal]
     embedded_tokens: int = 0
 
     @property
@@ -191,15 +188,30 @@ class _Request:
         return Usage(prompt_tokens=self.embedded_tokens)
 
 
+class Batch:
+    """Documents that are computed together, at least one, perhaps of several requests."""
+
+    def __init__(self, documents: Sequence[tuple[_Request, _Waiting]]) -> None:
+        self.open = deque(documents)
+        """Those that are not completed, in their order."""
+        self.pooling = documents[0][0].pooling
+        self.documents = [waiting.document for _, waiting in documents]
+
+    @property
+    def tokens(self) -> list[Sequence[TokenId]]:
+        return [document.tokens for document in self.documents]
+
+
 class EmbeddingQueue:
     def __init__(self, *, capacity: int, batch_size: int, most_documents: int) -> None:
-        """``capacity``: requests that may wait; ``batch_size``: tokens in one pass at most;
-        ``most_documents``: documents in one pass at most.
+        """``capacity``: requests that may wait; ``batch_size``: tokens in one batch at most;
+        ``most_documents``: documents in one batch at most.
         """
         self._capacity = capacity
         self._batch_size = batch_size
         self._most_documents = most_documents
         self._requests: dict[RequestId, _Request] = {}
+        self._batch: Batch | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -210,11 +222,15 @@ class EmbeddingQueue:
         """Take the request on; ``Busy`` if too many wait. It is over at once if it is empty."""
         if len(self._requests) >= self._capacity:
             return [Busy(request.request_id)]
-        taken = _Request(request.request_id, request.pooling, request.normalization)
-        for document in request.documents:
-            taken.waiting.append(
+        taken = _Request(
+            request.request_id,
+            request.pooling,
+            request.normalization,
+            deque(
                 _Waiting(document) if isinstance(document, TokenizedDocument) else document
-            )
+                for document in request.documents
+            ),
+        )
         self._requests[request.request_id] = taken
         return self._go_on(taken)
 
@@ -225,97 +241,89 @@ class EmbeddingQueue:
             return []
         return [Finished(request_id, FinishReason.CANCELLED, request.usage)]
 
-    def plan(self, *, budget: int | None = None) -> Batch | None:
-        """Documents for one pass, first come first served; None if there is nothing to do.
-
-        ``budget``: tokens that would be enough, when others wait for the model too. A document is
-        never split, so the first one is taken however long it is.
-
-        1. The first document decides how all are pooled.
-        2. One that was in a failed pass goes alone. Those are always at the head of the line.
-        3. Nobody is overtaken: the first that does not fit ends the batch.
+    def plan(self) -> Batch | None:
+        """The batch to go on with, the same one as before as long as somebody wants the rest of it;
+        None if there is nothing to do.
         """
-        most_tokens = self._batch_size if budget is None else min(budget, self._batch_size)
-        documents: list[PlannedDocument] = []
-        pooling: Pooling | None = None
-        tokens = 0
-        for request in self._requests.values():
-            for waiting in request.waiting:
-                if isinstance(waiting, DocumentTooLong):
-                    continue  # it is told when its turn comes
-                document = waiting.document
-                if documents:
-                    fits = (
-                        request.pooling is pooling
-                        and tokens + len(document.tokens) <= most_tokens
-                        and len(documents) < self._most_documents
-                    )
-                    if not fits:
-                        return _batch(pooling, documents)
-                pooling = request.pooling
-                tokens += len(document.tokens)
-                documents.append(
-                    PlannedDocument(request.request_id, document.document_id, document.tokens)
-                )
-                if waiting.failures:
-                    return _batch(pooling, documents)
-        return _batch(pooling, documents)
+        if self._batch is None or not any(self._is_wanted(r) for r, _ in self._batch.open):
+            documents = self._next_documents()
+            self._batch = Batch(documents) if documents else None
+        return self._batch
 
-    def commit(self, batch: Batch, vectors: Sequence[Vectors]) -> list[Event]:
-        """Take note of the documents' vectors, as the model gave them, in the batch's order."""
+    def commit(self, vectors: Sequence[Vectors]) -> list[Event]:
+        """Take note of the next documents' vectors, as the model gave them, in the batch's order."""
+        assert self._batch is not None
         events: list[Event] = []
-        for planned, raw in zip(batch.documents, vectors, strict=True):
-            request = self._requests.get(planned.request_id)
-            if request is None:
-                continue  # over: see below
-            self._take(request, planned)
-            normalized = normalize(raw, request.normalization)
-            if not np.isfinite(normalized).all():
-                # Once more would give the same.
-                events.append(self._failed(planned, "the model gave values that are not finite"))
+        for raw in vectors:
+            request, waiting = self._batch.open.popleft()
+            if not self._is_wanted(request):
                 continue
-            request.embedded_tokens += len(planned.tokens)
-            events.append(
-                Embedded(
-                    request.request_id,
-                    planned.document_id,
-                    normalized.shape[1],
-                    normalized.astype("<f4", copy=False).tobytes(),
+            assert request.waiting[0] is waiting, "a batch takes the head of the line"
+            normalized = normalize(raw, request.normalization)
+            if np.isfinite(normalized).all():
+                request.waiting.popleft()
+                request.embedded_tokens += len(waiting.document.tokens)
+                events.append(
+                    Embedded(
+                        request.request_id,
+                        waiting.document.document_id,
+                        normalized.shape[1],
+                        normalized.astype("<f4", copy=False).tobytes(),
+                    )
                 )
-            )
+            else:  # once more would give the same
+                message = "the model gave values that are not finite"
+                request.waiting[0] = _refusal(request, waiting, message)
             events += self._go_on(request)
         return events
 
-    def fail(self, batch: Batch, error: DecodeError | RequestError) -> list[Event]:
-        """The pass failed. What cannot be served ends now; the rest is tried again, each document
-        alone, so that only the one that is to blame ends its request.
+    def fail(self, error: DecodeError | RequestError) -> list[Event]:
+        """The rest of the batch failed. What cannot be served ends now; the rest is tried again,
+        each document alone, so that only the one that is to blame is refused.
         """
+        assert self._batch is not None
+        failed = [(request, each) for request, each in self._batch.open if self._is_wanted(request)]
+        self._batch = None
         events: list[Event] = []
         if isinstance(error, RequestError):
-            for request_id in dict.fromkeys(document.request_id for document in batch.documents):
+            for request_id in dict.fromkeys(request.request_id for request, _ in failed):
                 del self._requests[request_id]
                 events.append(Failed(request_id, error.code, error.message))
             return events
-        touched = {document.request_id: 0 for document in batch.documents}
-        for document in batch.documents:
-            touched[document.request_id] += 1
-        for request_id, count in touched.items():
-            heads = [
-                waiting
-                for waiting in self._requests[request_id].waiting
-                if isinstance(waiting, _Waiting)
-            ]
-            for waiting in heads[:count]:
-                waiting.failures += 1
-                if waiting.failures >= MOST_FAILURES:
-                    (planned,) = batch.documents  # it went alone
-                    events.append(self._failed(planned, str(error)))
+        for request, waiting in failed:
+            waiting.failures += 1
+            if waiting.failures >= MOST_FAILURES:  # so it went alone, and is at the head
+                request.waiting[0] = _refusal(request, waiting, str(error))
+                events += self._go_on(request)
         return events
 
-    def _take(self, request: _Request, planned: PlannedDocument) -> None:
-        waiting = request.waiting.popleft()
-        assert isinstance(waiting, _Waiting), "refused documents leave before others follow"
-        assert waiting.document.tokens is planned.tokens
+    def _next_documents(self) -> list[tuple[_Request, _Waiting]]:
+        """First come, first served.
+
+        1. The first document decides how all are pooled.
+        2. One that was in a failed batch goes alone. Those are always at the head of the line.
+        3. Nobody is overtaken: the first that does not fit ends the batch.
+        """
+        taken: list[tuple[_Request, _Waiting]] = []
+        tokens = 0
+        for request in self._requests.values():
+            for waiting in request.waiting:
+                if not isinstance(waiting, _Waiting):
+                    continue  # it is told when its turn comes
+                tokens += len(waiting.document.tokens)
+                if taken and not (
+                    request.pooling is taken[0][0].pooling
+                    and tokens <= self._batch_size
+                    and len(taken) < self._most_documents
+                ):
+                    return taken
+                taken.append((request, waiting))
+                if waiting.failures:
+                    return taken
+        return taken
+
+    def _is_wanted(self, request: _Request) -> bool:
+        return self._requests.get(request.request_id) is request
 
     def _go_on(self, request: _Request) -> list[Event]:
         """Tell what is known without the model: refusals whose turn has come, and the end."""
@@ -330,14 +338,6 @@ class EmbeddingQueue:
         events.append(Finished(request.request_id, FinishReason.STOP, request.usage))
         return events
 
-    def _failed(self, planned: PlannedDocument, message: str) -> Failed:
-        del self._requests[planned.request_id]
-        return Failed(
-            planned.request_id,
-            ErrorCode.DECODE_FAILED,
-            f"document {planned.document_id!r} could not be embedded: {message}",
-        )
 
-
-def _batch(pooling: Pooling | None, documents: Sequence[PlannedDocument]) -> Batch | None:
-    return None if pooling is None else Batch(pooling, tuple(documents))
+def _refusal(request: _Request, waiting: _Waiting, message: str) -> DocumentFailed:
+    return DocumentFailed(request.request_id, waiting.document.document_id, message)

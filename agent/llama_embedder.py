@@ -5,28 +5,25 @@ all poolings but ``Rank``, where the model's own classification head is a part o
 
 With embeddings on, llama.cpp also computes and keeps the logits of every token that it is given
 (``output_reserve`` in ``src/llama-context.cpp``): for 2,048 tokens and a vocabulary of 150,000 that
-would be 1.2 GB. So tokens are given to it in small portions wherever the model allows that.
+would be 1.2 GB. So it is given small portions, a pass each, wherever the model allows that.
 """
 
 import ctypes
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from agent.embedding import Vectors, pool
-from agent.llama_library import because, forget_messages, lib
+from agent.llama_library import because, forget_messages, lib, tokenize
 from common.errors import DecodeError, ErrorCode, RequestError
 from common.ids import TokenId
 from common.messages import Pooling
 
-log = logging.getLogger(__name__)
-
 PORTION = 256
-"""Tokens that llama.cpp is given at once, unless one document must be given whole and has more."""
+"""Tokens that one pass computes, unless a document must be computed whole and has more."""
 
 MOST_DOCUMENTS = 64
 MOST_DOCUMENTS_WITH_STATE = 4
@@ -57,11 +54,51 @@ class _Traits:
     has_head: bool
 
 
+class _Job:
+    """A batch of documents, and how far it is."""
+
+    def __init__(self, documents: Sequence[Sequence[TokenId]], pooling: Pooling) -> None:
+        self.pooling = pooling
+        self.sizes = [len(tokens) for tokens in documents]
+        self._rows: list[Row] = [
+            (document, position, token)
+            for document, tokens in enumerate(documents)
+            for position, token in enumerate(tokens)
+        ]
+        """What is not computed yet."""
+        self._completed = 0
+        self._vectors: list[Vectors] = []
+        """Of tokens whose documents are not completed."""
+
+    def take(self, most: int, *, whole: bool) -> list[Row]:
+        """The next rows: so many, or the next documents, at least one, that have no more."""
+        count = most
+        if whole:
+            first = self._rows[0][0]
+            sums = list(accumulate(self.sizes[first:]))
+            count = max((each for each in sums if each <= most), default=sums[0])
+        taken = self._rows[:count]
+        del self._rows[:count]
+        return taken
+
+    def complete(self, vectors: Vectors) -> Iterator[Vectors]:
+        """Add the vectors of the rows that were computed; gives those of whole documents."""
+        self._vectors.append(vectors)
+        while self._completed < len(self.sizes):
+            size = self.sizes[self._completed]
+            if sum(map(len, self._vectors)) < size:
+                return
+            joined = np.concatenate(self._vectors)
+            self._vectors = [joined[size:]]
+            self._completed += 1
+            yield joined[:size]
+
+
 class LlamaEmbedder:
     def __init__(self, model: Any, *, threads: int, batch_size: int) -> None:
-        """``model``: llama.cpp's handle, which must outlive this. Costs nothing until ``embed``.
+        """``model``: llama.cpp's handle, which must outlive this. Costs nothing until ``begin``.
 
-        ``batch_size``: tokens in one ``embed`` at most, and so in one document.
+        ``batch_size``: tokens in one batch at most, and so in one document.
         """
         assert batch_size > 0
         self._model = model
@@ -69,6 +106,7 @@ class LlamaEmbedder:
         self._add_special = _has_special_tokens(self._vocab)
         self._threads = threads
         self._traits: _Traits | None = None
+        self._job: _Job | None = None
         self._context: Any = None
         self._pooling = Pooling.NONE
         """Of the context: ``NONE`` or ``RANK``."""
@@ -84,24 +122,10 @@ class LlamaEmbedder:
 
     def tokenize(self, text: str) -> list[TokenId]:
         """Safe to use from any thread."""
-        data = text.encode(errors="replace")
-        capacity = len(data) + 8
-        while True:
-            tokens = (lib.llama_token * capacity)()
-            count: int = lib.llama_tokenize(
-                self._vocab, data, len(data), tokens, capacity, self._add_special, True
-            )
-            if count >= 0:
-                return tokens[:count]
-            capacity = -count
+        return tokenize(self._vocab, text, add_special=self._add_special)
 
-    def embed(self, documents: Sequence[Sequence[TokenId]], pooling: Pooling, /) -> list[Vectors]:
-        """For each document one vector, or one for each of its tokens with ``Pooling.NONE``; for
-        ``RANK`` one of as many scores as the model's head gives.
-
-        The first call opens the context, which takes memory and some tenths of a second. Raises
-        ``RequestError`` if the model cannot pool like this, ``DecodeError`` for all else.
-        """
+    def begin(self, documents: Sequence[Sequence[TokenId]], pooling: Pooling, /) -> None:
+        """The first call opens the context, which takes memory and some tenths of a second."""
         self._check(documents)
         forget_messages()
         traits = self._learn()
@@ -114,12 +138,28 @@ class LlamaEmbedder:
                 "pooling type Rank needs a model with a classification head; this one has none",
             )
         self._use(Pooling.RANK if pooling is Pooling.RANK else Pooling.NONE, traits)
-        try:
-            if pooling is Pooling.RANK:
-                return self._ranked(documents, traits)
-            return [pool(tokens, pooling) for tokens in self._embedded(documents, traits)]
-        finally:
-            self._clear(len(documents))
+        self._clear()
+        self._job = _Job(documents, pooling)
+
+    def advance(self, most_tokens: int | None, /) -> list[Vectors]:
+        """For ``RANK``, a document's vector is as many scores as the model's head gives."""
+        job = self._job
+        assert job is not None
+        whole = self._learn().whole
+        most = self._portion if most_tokens is None else min(most_tokens, self._portion)
+        rows = job.take(most, whole=whole)
+        if whole:
+            self._clear()  # the context has room for one portion
+        self._compute(rows)
+        if job.pooling is Pooling.RANK:
+            return self._scores(rows, job)
+        dimensions: int = lib.llama_model_n_embd_out(self._model)
+        values = lib.llama_get_embeddings(self._context)
+        if not values:
+            raise DecodeError(f"llama.cpp gave no embeddings{because()}")
+        # A copy: the next portion is written to the same place.
+        vectors = np.ctypeslib.as_array(values, (len(rows), dimensions)).copy()
+        return [pool(tokens, job.pooling) for tokens in job.complete(vectors)]
 
     def close(self) -> None:
         if self._context is not None:
@@ -141,7 +181,7 @@ class LlamaEmbedder:
                 f"too much at once: the limits are {self.batch_size} tokens "
                 f"and {self.most_documents} documents"
             )
-        if not all(documents):
+        if not documents or not all(documents):
             raise DecodeError("a document has no tokens")
 
     # Contexts
@@ -198,77 +238,14 @@ class LlamaEmbedder:
             raise DecodeError(f"no memory for embeddings of {tokens} tokens{because()}")
         return context
 
-    def _clear(self, sequences: int) -> None:
+    def _clear(self) -> None:
         memory = lib.llama_get_memory(self._context)
-        if not memory:
-            return
-        removed = [lib.llama_memory_seq_rm(memory, n, -1, -1) for n in range(sequences)]
-        if not all(removed):
-            log.warning("sequences could not be removed: embeddings get a new context")
-            self.close()
+        if memory:
+            lib.llama_memory_clear(memory, ctypes.c_bool(False))
 
     # Computation
 
-    def _embedded(
-        self, documents: Sequence[Sequence[TokenId]], traits: _Traits
-    ) -> Iterator[Vectors]:
-        """Each document's vectors, (tokens, dimensions), as soon as they are complete."""
-        dimensions: int = lib.llama_model_n_embd_out(self._model)
-        waiting: list[Vectors] = []
-        complete = 0
-        for rows in self._portions(documents, traits):
-            self._compute(rows, traits)
-            values = lib.llama_get_embeddings(self._context)
-            if not values:
-                raise DecodeError(f"llama.cpp gave no embeddings{because()}")
-            # A copy: the next portion is written to the same place.
-            waiting.append(np.ctypeslib.as_array(values, (len(rows), dimensions)).copy())
-            while complete < len(documents):
-                length = len(documents[complete])
-                if sum(map(len, waiting)) < length:
-                    break
-                joined = np.concatenate(waiting)
-                yield joined[:length]
-                waiting = [joined[length:]]
-                complete += 1
-
-    def _ranked(self, documents: Sequence[Sequence[TokenId]], traits: _Traits) -> list[Vectors]:
-        scores: int = lib.llama_model_n_cls_out(self._model)
-        ranked: list[Vectors] = []
-        for rows in self._portions(documents, traits):
-            self._compute(rows, traits)
-            for document, position, _ in rows:
-                if position == len(documents[document]) - 1:
-                    values = lib.llama_get_embeddings_seq(self._context, document)
-                    if not values:
-                        raise DecodeError(f"llama.cpp gave no scores{because()}")
-                    ranked.append(np.ctypeslib.as_array(values, (1, scores)).copy())
-        return ranked
-
-    def _portions(
-        self, documents: Sequence[Sequence[TokenId]], traits: _Traits
-    ) -> Iterator[list[Row]]:
-        """Small ones: documents one after the other, cut anywhere or, if they must be whole,
-        between two only.
-        """
-        rows = (
-            (document, position, token)
-            for document, tokens in enumerate(documents)
-            for position, token in enumerate(tokens)
-        )
-        if not traits.whole:
-            while portion := list(islice(rows, self._portion)):
-                yield portion
-            return
-        taken: list[Row] = []
-        for tokens in documents:
-            if taken and len(taken) + len(tokens) > self._portion:
-                yield taken
-                taken = []
-            taken += islice(rows, len(tokens))
-        yield taken
-
-    def _compute(self, rows: Sequence[Row], traits: _Traits) -> None:
+    def _compute(self, rows: Sequence[Row]) -> None:
         batch = self._batch
         for at, (document, position, token) in enumerate(rows):
             batch.token[at] = token
@@ -277,19 +254,22 @@ class LlamaEmbedder:
             batch.seq_id[at][0] = document
             batch.logits[at] = 1
         batch.n_tokens = len(rows)
-        if traits.whole:
-            self._clear_before_whole_documents()
         by_encoder = lib.llama_model_has_encoder(self._model)
         compute = lib.llama_encode if by_encoder else lib.llama_decode
         code: int = compute(self._context, batch)
         if code != 0:
             raise DecodeError(f"llama.cpp could not embed: code {code}{because()}")
 
-    def _clear_before_whole_documents(self) -> None:
-        """The context has room for one portion."""
-        memory = lib.llama_get_memory(self._context)
-        if memory:
-            lib.llama_memory_clear(memory, ctypes.c_bool(False))
+    def _scores(self, rows: Sequence[Row], job: _Job) -> list[Vectors]:
+        count: int = lib.llama_model_n_cls_out(self._model)
+        scores: list[Vectors] = []
+        for document, position, _ in rows:
+            if position == job.sizes[document] - 1:
+                values = lib.llama_get_embeddings_seq(self._context, document)
+                if not values:
+                    raise DecodeError(f"llama.cpp gave no scores{because()}")
+                scores.append(np.ctypeslib.as_array(values, (1, count)).copy())
+        return scores
 
 
 def _has_special_tokens(vocab: Any) -> bool:

@@ -55,6 +55,19 @@ def because() -> str:
     return f": {_messages.last[-1]}" if _messages.last else ""
 
 
+def tokenize(vocab: Any, text: str, *, add_special: bool) -> list[TokenId]:
+    """With the names of special tokens recognised. ``vocab``: llama.cpp's handle; any thread."""
+    data = text.encode(errors="replace")
+    # A token covers at least one byte, but a tokenizer may put a space in front.
+    capacity = len(data) + 8
+    while True:
+        tokens = (lib.llama_token * capacity)()
+        count: int = lib.llama_tokenize(vocab, data, len(data), tokens, capacity, add_special, True)
+        if count >= 0:
+            return tokens[:count]
+        capacity = -count  # a tokenizer that normalises can make text longer
+
+
 class LlamaVocabulary:
     def __init__(self, model: Any) -> None:
         self._vocab: Any = lib.llama_model_get_vocab(model)
@@ -75,17 +88,7 @@ class LlamaVocabulary:
         )
 
     def tokenize(self, text: str) -> list[TokenId]:
-        data = text.encode(errors="replace")
-        # A token covers at least one byte, but a tokenizer may put a space in front.
-        capacity = len(data) + 8
-        while True:
-            tokens = (lib.llama_token * capacity)()
-            count: int = lib.llama_tokenize(
-                self._vocab, data, len(data), tokens, capacity, False, True
-            )
-            if count >= 0:
-                return tokens[:count]
-            capacity = -count  # a tokenizer that normalises can make text longer
+        return tokenize(self._vocab, text, add_special=False)
 
     def piece(self, token: TokenId) -> bytes:
         piece = self._pieces.get(token)

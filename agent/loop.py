@@ -1,6 +1,6 @@
 """The thread that owns the model: inbox, plan, decode, commit, outbox, again and again.
 
-Documents to be embedded are fed between the passes of the scheduler, a batch at a time.
+Documents to be embedded are read between the passes of the scheduler, some tokens at a time.
 
 It decides nothing: the scheduler does. Other threads talk to it through ``submit``, ``cancel`` and
 ``stop``; it talks to them through the two callbacks, which it calls on its own thread.
@@ -79,6 +79,8 @@ class DecodeLoop:
         self._listener = listener
         self._settings = settings
         self._pass_began: float | None = None
+        self._batch: Batch | None = None
+        """Of documents, the one that the embedder has begun."""
         self._inbox: queue.SimpleQueue[Work | Cancel | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="decode-loop", daemon=True)
 
@@ -141,9 +143,9 @@ class DecodeLoop:
             chunks = scheduler.plan()
             if chunks:
                 self._pass(chunks, scheduler, engine)
-            batch = documents.plan(budget=scheduler.spare_tokens)
+            batch = documents.plan()
             if batch is not None:
-                self._embed(batch, documents, embedder)
+                self._embed(batch, documents, embedder, most_tokens=scheduler.spare_tokens)
             now = time.monotonic()
             if (scheduler.is_idle and documents.is_idle) or now - told > FIGURES_INTERVAL:
                 told = now
@@ -160,15 +162,25 @@ class DecodeLoop:
             effects = scheduler.commit(chunks, decoded, seconds=time.monotonic() - started)
         self._carry_out(effects, scheduler, engine)
 
-    def _embed(self, batch: Batch, documents: EmbeddingQueue, embedder: Embedder) -> None:
+    def _embed(
+        self,
+        batch: Batch,
+        documents: EmbeddingQueue,
+        embedder: Embedder,
+        *,
+        most_tokens: int | None,
+    ) -> None:
         self._pass_began = time.monotonic()
         try:
-            vectors = embedder.embed(batch.tokens, batch.pooling)
+            if batch is not self._batch:
+                self._batch = batch
+                embedder.begin(batch.tokens, batch.pooling)
+            vectors = embedder.advance(most_tokens)
         except (DecodeError, RequestError) as error:
             log.warning("embedding %d documents failed: %s", len(batch.documents), error)
-            events = documents.fail(batch, error)
+            events = documents.fail(error)
         else:
-            events = documents.commit(batch, vectors)
+            events = documents.commit(vectors)
         if events:
             self._listener.happened(events)
 

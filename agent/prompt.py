@@ -45,7 +45,8 @@ class Preparer:
     def prepare(self, request: Generate | Embed) -> PreparedRequest | EmbeddingRequest:
         """Render and tokenize. Raises ``RequestError``, whose text is for the client."""
         if isinstance(request, Embed):
-            return tokenize(request, self._engine.embedder)
+            longest = self._vocabulary.longest_piece
+            return tokenize(request, self._engine.embedder, longest_piece=longest)
         return self.prepare_prompt(request)
 
     def prepare_prompt(self, request: Generate) -> PreparedRequest:

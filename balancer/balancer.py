@@ -20,6 +20,7 @@ from common.ids import AgentId, RequestId
 from common.messages import (
     Busy,
     Cancel,
+    DocumentFailed,
     DocumentTooLong,
     Embedded,
     Event,
@@ -182,7 +183,7 @@ class Balancer:
     def _happened(self, agent: LinkedAgent, event: Event) -> None:
         request_id = event.request_id
         match event:
-            case TokenGenerated() | Embedded() | DocumentTooLong():
+            case TokenGenerated() | Embedded() | DocumentTooLong() | DocumentFailed():
                 request = self._requests.get(request_id)
                 if request is not None:
                     self._pass_on(request, agent, event)
@@ -202,7 +203,7 @@ class Balancer:
         self,
         request: _Request,
         agent: LinkedAgent,
-        event: TokenGenerated | Embedded | DocumentTooLong,
+        event: TokenGenerated | Embedded | DocumentTooLong | DocumentFailed,
     ) -> None:
         first = not request.started
         if first:

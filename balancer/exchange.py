@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from common.messages import Busy, Embedded, Event, Failed, Finished
 
 MOST_WAITING = 1024
-"""Events that one client may leave unread before its request is given up."""
+"""Events of an answer that one client may leave unread before it is given up."""
 
 MOST_WAITING_BYTES = 64 * 2**20
 """The same of vectors, of which one event may carry thousands."""
@@ -46,10 +46,11 @@ class Exchange:
         self._waiting_bytes = 0
         self._arrived = asyncio.Event()
         self._open = answers
+        self._most_waiting = answers * MOST_WAITING
 
     @property
     def is_full(self) -> bool:
-        return len(self._waiting) >= MOST_WAITING or self._waiting_bytes >= MOST_WAITING_BYTES
+        return len(self._waiting) >= self._most_waiting or self._waiting_bytes >= MOST_WAITING_BYTES
 
     def put(self, told: Told) -> None:
         """Hand over. The last event always fits; ask ``is_full`` before any other."""

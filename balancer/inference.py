@@ -21,7 +21,7 @@ from balancer.exchange import Exchange
 from balancer.http import MAX_BODY_BYTES, ClosingStream, read_body
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
-from common.messages import Failed, Pooling
+from common.messages import DocumentFailed, Failed, Pooling
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +91,12 @@ class Inference:
         pooling: Pooling,
     ) -> AsyncGenerator[bytes, None]:
         client_id = _new_id()
+        failed: list[DocumentFailed] = []
         for request_id, frame in frames.items():
             try:
                 async for told in self._balancer.submit(request_id, frame):
+                    if isinstance(told.event, DocumentFailed):
+                        failed.append(told.event)
                     for message in native.embedding_messages(
                         client_id, told.generated_by, told.event, params, pooling
                     ):
@@ -102,7 +105,7 @@ class Inference:
                         return
             finally:
                 self._balancer.cancel(request_id)
-        yield msgspec.json.encode(native.embedding_done(client_id)) + b"\n"
+        yield msgspec.json.encode(native.embedding_done(client_id, failed)) + b"\n"
 
 
 def _ndjson(lines: AsyncGenerator[bytes, None]) -> ClosingStream:

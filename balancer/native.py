@@ -24,6 +24,7 @@ from common.messages import (
     Constraint,
     Conversation,
     Document,
+    DocumentFailed,
     DocumentTooLong,
     Embed,
     Embedded,
@@ -481,7 +482,7 @@ def _messages(request_id: str, generated_by: str | None, event: Event) -> list[M
             return [*tail, _response(request_id, generated_by, {"Done": done})]
         case Failed(code=code, message=message):
             return [failure(request_id, generated_by, code, message)]
-        case Embedded() | DocumentTooLong():
+        case Embedded() | DocumentTooLong() | DocumentFailed():
             return []  # no answer to this request; an agent that sends it is at fault
         case Busy():
             raise AssertionError("an agent's refusal is between the dispatcher and the agent")
@@ -521,7 +522,7 @@ def embedding_messages(
             yield _embedding(request_id, generated_by, {"DocumentExceedsBatchSize": refusal})
         case Failed(code=code, message=message):
             yield failure(request_id, generated_by, code, message)
-        case TokenGenerated() | Finished():
+        case TokenGenerated() | DocumentFailed() | Finished():
             return
         case Busy():
             raise AssertionError("an agent's refusal is between the dispatcher and the agent")
@@ -529,9 +530,16 @@ def embedding_messages(
             assert_never(event)
 
 
-def embedding_done(request_id: str) -> Message:
-    """The last message of a batch that nothing has ended early."""
-    return _embedding(request_id, None, "Done")
+def embedding_done(request_id: str, failed: Sequence[DocumentFailed]) -> Message:
+    """The last message of a batch that nothing has ended early. The published format has no word
+    for a document that failed while the others went on, so it is told at the end.
+    """
+    if not failed:
+        return _embedding(request_id, None, "Done")
+    first = failed[0]
+    more = f"; {len(failed) - 1} more failed" if len(failed) > 1 else ""
+    error = f"document {first.document_id!r} could not be embedded: {first.message}{more}"
+    return _embedding(request_id, None, {"Error": error})
 
 
 _FAILURES = {

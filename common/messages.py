@@ -7,7 +7,7 @@ model and a ``Status`` for each change of its slots; the balancer sends ``Genera
 
 Every ``Generate`` and every ``Embed`` is answered by exactly one of ``Finished``, ``Failed`` or
 ``Busy``, unless the link is lost first. Before it come any number of ``TokenGenerated``, or of
-``Embedded`` and ``DocumentTooLong``.
+``Embedded``, ``DocumentTooLong`` and ``DocumentFailed``.
 """
 
 import enum
@@ -261,6 +261,14 @@ class DocumentTooLong(Frame, frozen=True):
     limit: Count
 
 
+class DocumentFailed(Frame, frozen=True):
+    """One document cannot be embedded, the request goes on with the others."""
+
+    request_id: RequestId
+    document_id: str
+    message: str
+
+
 class Finished(Frame, frozen=True):
     request_id: RequestId
     reason: FinishReason
@@ -281,7 +289,9 @@ class Busy(Frame, frozen=True):
     request_id: RequestId
 
 
-Event: TypeAlias = TokenGenerated | Embedded | DocumentTooLong | Finished | Failed | Busy
+Event: TypeAlias = (
+    TokenGenerated | Embedded | DocumentTooLong | DocumentFailed | Finished | Failed | Busy
+)
 
 
 class Issue(enum.StrEnum):

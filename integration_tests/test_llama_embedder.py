@@ -1,6 +1,6 @@
 """Embeddings by llama.cpp: the real small model, which is causal, and a tiny encoder."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,22 @@ def ranker(open_embedder: Open, tmp_path_factory: pytest.TempPathFactory) -> Lla
 
 
 def embed(embedder: LlamaEmbedder, *texts: str, pooling: Pooling = Pooling.LAST) -> list[Vectors]:
-    return embedder.embed([embedder.tokenize(text) for text in texts], pooling)
+    return compute(embedder, [embedder.tokenize(text) for text in texts], pooling)
+
+
+def compute(
+    embedder: LlamaEmbedder,
+    documents: Sequence[Sequence[TokenId]],
+    pooling: Pooling = Pooling.LAST,
+    *,
+    most_tokens: int | None = None,
+) -> list[Vectors]:
+    """All documents, in passes of at most ``most_tokens``."""
+    embedder.begin(documents, pooling)
+    vectors: list[Vectors] = []
+    while len(vectors) < len(documents):
+        vectors += embedder.advance(most_tokens)
+    return vectors
 
 
 def similarity(one: Vectors, other: Vectors) -> float:
@@ -103,7 +118,7 @@ def test_company_does_not_change_a_vector(causal: LlamaEmbedder, pooling: Poolin
 def test_without_pooling_each_token_has_a_vector(causal: LlamaEmbedder) -> None:
     tokens = causal.tokenize(STOCKS)
 
-    (vectors,) = causal.embed([tokens], Pooling.NONE)
+    (vectors,) = compute(causal, [tokens], Pooling.NONE)
 
     assert vectors.shape == (len(tokens), 576)
     assert np.array_equal(vectors[-1:], embed(causal, STOCKS)[0])
@@ -122,8 +137,8 @@ def test_a_document_in_several_portions_is_one(causal: LlamaEmbedder) -> None:
     tokens = (causal.tokenize(STOCKS) * 30)[: PORTION + 3]
     other = [*causal.tokenize(CAT), *tokens[7:]]
 
-    (last,) = causal.embed([tokens], Pooling.LAST)
-    (changed,) = causal.embed([other], Pooling.LAST)
+    (last,) = compute(causal, [tokens], Pooling.LAST)
+    (changed,) = compute(causal, [other], Pooling.LAST)
 
     assert not np.array_equal(last, changed)
 
@@ -131,21 +146,39 @@ def test_a_document_in_several_portions_is_one(causal: LlamaEmbedder) -> None:
 def test_a_long_document_is_embedded(causal: LlamaEmbedder) -> None:
     tokens = (causal.tokenize(STOCKS) * 30)[:992]
 
-    (vectors,) = causal.embed([tokens], Pooling.NONE)
+    (vectors,) = compute(causal, [tokens], Pooling.NONE)
 
     assert vectors.shape == (992, 576)
     assert np.isfinite(vectors).all()
-    (beginning,) = causal.embed([tokens[:100]], Pooling.NONE)
+    (beginning,) = compute(causal, [tokens[:100]], Pooling.NONE)
     assert similarity(vectors[:100], beginning) > 0.99
+
+
+def test_small_passes_give_the_same_vectors(causal: LlamaEmbedder) -> None:
+    documents = [causal.tokenize(text) for text in (STOCKS, CAT, KITTEN)]
+
+    whole = compute(causal, documents, Pooling.MEAN)
+    cut = compute(causal, documents, Pooling.MEAN, most_tokens=7)
+
+    for vectors, others in zip(whole, cut, strict=True):
+        assert similarity(vectors, others) > 0.99
+
+
+def test_a_batch_that_was_given_up_leaves_nothing_behind(causal: LlamaEmbedder) -> None:
+    (before,) = embed(causal, CAT)
+    causal.begin([causal.tokenize(STOCKS)], Pooling.LAST)
+    assert causal.advance(10) == []
+
+    assert np.array_equal(embed(causal, CAT)[0], before)
 
 
 def test_a_batch_of_exactly_the_limit_is_embedded(open_embedder: Open) -> None:
     small = open_embedder(default_model(), batch_size=64)
     tokens = (small.tokenize(STOCKS) * 2)[:64]
 
-    assert small.embed([tokens], Pooling.LAST)[0].shape == (1, 576)
-    assert len(small.embed([tokens[:1]] * small.most_documents, Pooling.LAST)) == 64
-    assert len(small.embed([tokens[:40], tokens[:24]], Pooling.LAST)) == 2
+    assert compute(small, [tokens], Pooling.LAST)[0].shape == (1, 576)
+    assert len(compute(small, [tokens[:1]] * small.most_documents, Pooling.LAST)) == 64
+    assert len(compute(small, [tokens[:40], tokens[:24]], Pooling.LAST)) == 2
 
 
 @pytest.mark.parametrize("lengths", [[65], [40, 25], [1] * 65, [0]])
@@ -153,13 +186,13 @@ def test_what_would_harm_the_process_is_refused(open_embedder: Open, lengths: li
     small = open_embedder(default_model(), batch_size=64)
 
     with pytest.raises(DecodeError):
-        small.embed([[TokenId(5)] * length for length in lengths], Pooling.LAST)
+        compute(small, [[TokenId(5)] * length for length in lengths], Pooling.LAST)
 
 
 def test_a_token_that_does_not_exist_fails_and_is_survived(causal: LlamaEmbedder) -> None:
     (before,) = embed(causal, CAT)
     with pytest.raises(DecodeError, match="could not embed"):
-        causal.embed([causal.tokenize(CAT), [TokenId(10**6)]], Pooling.LAST)
+        compute(causal, [causal.tokenize(CAT), [TokenId(10**6)]], Pooling.LAST)
 
     assert np.array_equal(embed(causal, CAT)[0], before)
 
@@ -190,9 +223,9 @@ def test_a_queue_embeds_what_fits_and_refuses_the_rest_by_name(causal: LlamaEmbe
         capacity=1, batch_size=causal.batch_size, most_documents=causal.most_documents
     )
 
-    events = queue.submit(tokenize(frame, causal))
+    events = queue.submit(tokenize(frame, causal, longest_piece=64))
     while batch := queue.plan():
-        events += queue.commit(batch, causal.embed(batch.tokens, batch.pooling))
+        events += queue.commit(compute(causal, batch.tokens, batch.pooling))
 
     short, limit, beyond, last, end = events
     assert beyond == DocumentTooLong(RequestId("r"), "beyond", BATCH_SIZE + 1, BATCH_SIZE)
@@ -221,11 +254,15 @@ def test_an_encoder_gets_the_tokens_that_it_wants_around_a_text(encoder: LlamaEm
     assert (beginning, len(words), end) == (2, 2, 3)
 
 
+@pytest.mark.parametrize("most_tokens", [None, 1, 20])
 @pytest.mark.parametrize("pooling", [Pooling.NONE, Pooling.MEAN, Pooling.CLS, Pooling.LAST])
-def test_documents_of_an_encoder_do_not_mix(encoder: LlamaEmbedder, pooling: Pooling) -> None:
+def test_documents_of_an_encoder_do_not_mix(
+    encoder: LlamaEmbedder, pooling: Pooling, most_tokens: int | None
+) -> None:
     texts = ("red cat", "blue dog " * 140, "bird sings", "green bird " * 140, "red cat")
+    documents = [encoder.tokenize(text) for text in texts]
 
-    together = embed(encoder, *texts, pooling=pooling)
+    together = compute(encoder, documents, pooling, most_tokens=most_tokens)
 
     for text, vectors in zip(texts, together, strict=True):
         (alone,) = embed(encoder, text, pooling=pooling)
@@ -236,9 +273,9 @@ def test_an_encoder_takes_what_it_was_trained_for_and_no_more(encoder: LlamaEmbe
     assert encoder.document_limit == TRAINED
     word = TokenId(5)
 
-    assert encoder.embed([[word] * TRAINED], Pooling.MEAN)[0].shape == (1, DIMENSIONS)
+    assert compute(encoder, [[word] * TRAINED], Pooling.MEAN)[0].shape == (1, DIMENSIONS)
     with pytest.raises(DecodeError, match=f"{TRAINED + 1} tokens is too long"):
-        encoder.embed([[word] * (TRAINED + 1)], Pooling.MEAN)
+        compute(encoder, [[word] * (TRAINED + 1)], Pooling.MEAN)
 
 
 def test_the_models_own_pooling_is_taken_if_none_is_named(

@@ -9,7 +9,7 @@ from engines import HeldEngine
 from agent.echo import EchoSampler
 from agent.embedding import EmbeddingRequest, TokenizedDocument
 from agent.engine import Engine
-from agent.loop import DecodeLoop
+from agent.loop import DecodeLoop, LoopSettings
 from agent.prompt import PreparedRequest
 from common.errors import ErrorCode, ModelError
 from common.ids import RequestId, TokenId
@@ -126,6 +126,27 @@ def test_documents_are_embedded_while_a_stream_runs(
     assert embedded.vectors == [[7.0, 1.0]]
     assert told[-1] == Finished(R2, FinishReason.STOP, Usage(prompt_tokens=1))
     assert not [event for event in told if event.request_id == R1 and isinstance(event, Finished)]
+
+
+def test_a_stream_goes_on_while_a_long_document_is_read(heard: Heard, engine: HeldEngine) -> None:
+    loop = DecodeLoop(lambda: engine, heard, LoopSettings(longest_gap=0))
+    loop.start()
+    document = TokenizedDocument("d", [TokenId(7)] * 512)
+    try:
+        loop.submit(request(R1, "a" * 100))
+        engine.allow(1)
+        heard.steps.get(timeout=10)
+        loop.submit(EmbeddingRequest(R2, (document,), Pooling.LAST, Unchanged()))
+        engine.open()
+        told: list[Event] = []
+        while not any(isinstance(event, Embedded) for event in told):
+            told += heard.steps.get(timeout=10)
+    finally:
+        loop.stop()
+
+    assert len([event for event in told if isinstance(event, TokenGenerated)]) > 10
+    assert not any(isinstance(event, Finished) and event.request_id == R1 for event in told)
+    assert loop.join(10)
 
 
 def test_documents_that_wait_can_be_cancelled(

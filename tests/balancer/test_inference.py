@@ -19,6 +19,7 @@ from common.messages import (
     L2,
     Conversation,
     Document,
+    DocumentFailed,
     DocumentTooLong,
     Failed,
     FinishReason,
@@ -467,6 +468,28 @@ async def test_an_empty_batch_is_just_done(
     assert (message["generated_by"], message["response"]) == (None, {"Embedding": "Done"})
     assert message["request_id"]
     assert agent.frames.empty()
+
+
+async def test_a_document_that_fails_is_told_when_the_others_are_done(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    enable_embeddings(balancer, embedding_batch_size=1)
+    agent = play("one")
+    async with client.stream("POST", EMBEDDINGS, json=documents("a", "b")) as response:
+        lines = response.aiter_lines()
+        first = await agent.asked_to_embed()
+        agent.say(DocumentFailed(first.request_id, "a", "it is empty"))
+        agent.finish(first.request_id)
+        second = await agent.asked_to_embed()
+        agent.say_vector(second.request_id, "b", 0.5, 0.25)
+        agent.finish(second.request_id)
+
+        embedded = await next_embedding(lines)
+        end = await next_embedding(lines)
+
+        assert [line async for line in lines] == []
+    assert embedded["Embedding"]["source_document_id"] == "b"
+    assert end == {"Error": "document 'a' could not be embedded: it is empty"}
 
 
 async def test_documents_are_embedded_as_the_desired_state_says(
