@@ -111,6 +111,8 @@ class Scheduler:
         self._pauses = 0
         self._has_failed = False
         """A decode has failed, and there may be requests that are suspected of it."""
+        self._suspect_was_fed = False
+        """In the latest pass."""
 
     @property
     def is_idle(self) -> bool:
@@ -195,16 +197,20 @@ class Scheduler:
     def plan(self) -> list[Chunk]:
         """Chunks for one decode; none if there is nothing to do.
 
-        0. After a failed decode those it touched are fed alone, the oldest first.
+        0. After a failed decode those it touched are fed alone, the oldest first, by turns with
+           all others.
         1. Requests that generate go first, one token each, so that no prompt stalls a stream.
         2. Prompts share what the budget allows. In order of their age each gets up to half of what
            is left, so that a short one does not wait for a long one; then the oldest the rest.
         """
         rows, prompts = self._split()
         if suspects := self._suspects():
-            request = min(suspects, key=lambda request: request.arrival)
-            count = min(request.remaining, self._batch_size, self._kv.cells.free)
-            return [self._chunk(request, count)] if count else []
+            rows = [request for request in rows if not request.is_suspect]
+            prompts = [request for request in prompts if not request.is_suspect]
+            if not (self._suspect_was_fed and (rows or prompts)):
+                request = min(suspects, key=lambda request: request.arrival)
+                count = min(request.remaining, self._budget.tokens(len(rows)), self._kv.cells.free)
+                return [self._chunk(request, count)] if count else []
         chunks = [self._chunk(request, 1) for request in rows]
         left = min(self._prompt_tokens_wanted(rows, prompts), self._kv.cells.free - len(rows))
         counts: list[int] = []
@@ -224,6 +230,7 @@ class Scheduler:
         effects: list[Effect] = []
         rows = 0
         fed = 0
+        self._suspect_was_fed = self._active[chunks[0].sequence_id].is_suspect
         for chunk in chunks:
             request = self._active[chunk.sequence_id]
             rows += request.is_generating

@@ -72,7 +72,8 @@ class Agent:
         self._admission = Admission()
         self._preparer: Preparer | None = None
         self._preparing: dict[RequestId, Future[Work]] = {}
-        self._preparation = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
+        # More than one, so that a prompt does not wait for somebody's megabyte of documents.
+        self._preparation = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
         self._wanted: set[RequestId] = set()
         """Requests that the present link asked for. What came over an earlier one is nobody's."""
         self._asyncio = asyncio.get_running_loop()
