@@ -33,8 +33,6 @@ class KvCache:
         self._pool = SequencePool(capacity.sequences)
         self._index = PrefixIndex()
         self.cells = Cells(capacity.cells, shareable=capacity.shares_cells)
-        self._cached: dict[SequenceId, int] = {}
-        """How many tokens each cached sequence holds."""
 
     def acquire(
         self, tokens: Sequence[TokenId], *, salt: str
@@ -46,8 +44,7 @@ class KvCache:
         if not self._pool.has_free:
             _, holders = self._index.match(tokens, salt=salt)
             for holder in holders:
-                if holder in self._cached:
-                    self._pool.touch(holder)
+                self._pool.touch(holder)
             dropped = self.evict()
         return self._pool.acquire(), dropped
 
@@ -67,7 +64,7 @@ class KvCache:
         expected = min(length, len(tokens) - 1)
         best: Prefix | None = None
         for holder in holders:
-            held = self._cached.get(holder)
+            held = self._pool.cached_length(holder)
             if not self._shares_part and held != expected:
                 continue  # it can be had whole only, and only while it does not grow
             ready = min(fed[holder] if held is None else held, expected)
@@ -76,7 +73,7 @@ class KvCache:
         return best
 
     def is_cached(self, sequence_id: SequenceId) -> bool:
-        return sequence_id in self._cached
+        return self._pool.cached_length(sequence_id) is not None
 
     def rest(
         self, sequence_id: SequenceId, tokens: Sequence[TokenId], *, salt: str
@@ -88,13 +85,12 @@ class KvCache:
         length, holders = self._index.match(tokens, salt=salt)
         if length == len(tokens):
             for holder in holders:
-                if holder in self._cached:
+                if self.is_cached(holder):
                     self._pool.touch(holder)
                     return self.release(sequence_id)
         self._index.insert(sequence_id, tokens, salt=salt)
-        self._cached[sequence_id] = len(tokens)
         self.cells.rest(sequence_id)
-        self._pool.rest(sequence_id)
+        self._pool.rest(sequence_id, len(tokens))
         dropped: list[SequenceId] = []
         while self.cells.cached > self._most_cached:
             dropped += self.evict()
@@ -108,7 +104,6 @@ class KvCache:
     def release(self, sequence_id: SequenceId) -> list[SequenceId]:
         """Cells and ID are given up; returns the sequence, to be forgotten."""
         self.empty(sequence_id)
-        self._cached.pop(sequence_id, None)
         self._pool.release(sequence_id)
         return [sequence_id]
 

@@ -4,7 +4,7 @@
 |---|---|
 | free | ``_free``: its sequence is empty |
 | running | ``_running``: a request owns it |
-| cached | ``_cached``, least recently used first: it keeps what a finished request has fed |
+| cached | ``_cached``, least recently used first: it keeps what a finished request has fed, that many tokens |
 """
 
 from common.ids import SequenceId
@@ -14,7 +14,7 @@ class SequencePool:
     def __init__(self, size: int) -> None:
         self._free = [SequenceId(n) for n in reversed(range(size))]
         self._running: set[SequenceId] = set()
-        self._cached: dict[SequenceId, None] = {}
+        self._cached: dict[SequenceId, int] = {}
 
     @property
     def has_free(self) -> bool:
@@ -32,15 +32,20 @@ class SequencePool:
         self._running.add(sequence_id)
         return sequence_id
 
-    def rest(self, sequence_id: SequenceId) -> None:
-        """From running to cached."""
+    def cached_length(self, sequence_id: SequenceId) -> int | None:
+        """How many tokens a cached one holds; None if it is not cached."""
+        return self._cached.get(sequence_id)
+
+    def rest(self, sequence_id: SequenceId, length: int) -> None:
+        """From running to cached, with so many tokens."""
         self._running.remove(sequence_id)
-        self._cached[sequence_id] = None
+        self._cached[sequence_id] = length
 
     def touch(self, sequence_id: SequenceId) -> None:
-        """A cached one has been of use."""
-        del self._cached[sequence_id]
-        self._cached[sequence_id] = None
+        """It has been of use. Nothing to do if it is not cached."""
+        length = self._cached.pop(sequence_id, None)
+        if length is not None:
+            self._cached[sequence_id] = length
 
     def release(self, sequence_id: SequenceId) -> None:
         """From running or cached to free."""

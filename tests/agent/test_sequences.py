@@ -26,23 +26,26 @@ def test_a_released_id_is_handed_out_again() -> None:
 def test_a_cached_id_is_not_free_until_it_is_released() -> None:
     pool = SequencePool(1)
     first = pool.acquire()
-    pool.rest(first)
+    pool.rest(first, 5)
 
     assert not pool.has_free
+    assert pool.cached_length(first) == 5
     pool.release(first)
     assert pool.has_free
+    assert pool.cached_length(first) is None
 
 
 def test_the_cached_id_that_was_of_use_last_is_the_last_to_go() -> None:
     pool = SequencePool(2)
     first, second = pool.acquire(), pool.acquire()
-    pool.rest(first)
-    pool.rest(second)
+    pool.rest(first, 5)
+    pool.rest(second, 6)
     assert pool.oldest_cached == first
 
     pool.touch(first)
 
     assert pool.oldest_cached == second
+    assert pool.cached_length(first) == 5
 
 
 def test_an_id_that_nobody_holds_cannot_be_released() -> None:
