@@ -4,7 +4,7 @@
 |---|---|
 | free | ``_free``: its sequence is empty |
 | running | ``_running``: a request owns it |
-| cached | ``_cached``, least recently used first: it keeps what a finished request has fed, that many tokens |
+| cached | ``_cached``, least recently used first, with the number of tokens that it keeps |
 """
 
 from common.ids import SequenceId
