@@ -16,11 +16,13 @@ TILE = 64
 WORTH_IT = 1.85
 """A tile is fed instead of a half if it costs less than so many times as much."""
 
-TRIED_EVERY = 8
-"""Passes of half a tile between two tries with a whole one."""
+TRIED_EVERY = 12
+"""Passes of one size, a tile or half of one, after which the other is tried. Only neighbours are
+compared, since costs rise as a prompt grows longer.
+"""
 
 WEIGHT = 0.3
-"""Of the newest measurement. Costs rise as a prompt grows longer, so the past fades quickly."""
+"""Of the newest measurement. For the reason above, the past fades quickly."""
 
 
 class _Average:
@@ -44,9 +46,12 @@ class PromptBudget:
         """Seconds of a pass that only generates."""
         self._token = _Average()
         """Seconds that each prompt token adds to a pass."""
-        self._small_passes = (_Average(), _Average())
-        """Seconds that prompts add to a pass of half a tile, and of a whole one."""
-        self._since_tried = 0
+        self._tile_ratio = _Average()
+        """What a pass of a whole tile costs, by what one of half a tile does."""
+        self._small_pass: tuple[bool, float] | None = None
+        """The latest of these: was it a whole one, and what did it cost?"""
+        self._of_one_size = 0
+        """How many of them, up to that one, were of its size."""
 
     def tokens(self, rows: int) -> int:
         """For the next pass, in which ``rows`` streams generate a token each."""
@@ -72,12 +77,19 @@ class PromptBudget:
         cost = max(seconds - generating, seconds / 10)
         self._token.add(cost / prompt_tokens)
         if rows and rows + prompt_tokens <= TILE:
-            whole = rows + prompt_tokens > TILE // 2
-            self._small_passes[whole].add(cost)
-            self._since_tried = 0 if whole else self._since_tried + 1
+            self._compare(whole=rows + prompt_tokens > TILE // 2, cost=cost)
+
+    def _compare(self, *, whole: bool, cost: float) -> None:
+        before, self._small_pass = self._small_pass, (whole, cost)
+        if before is None or before[0] == whole:
+            self._of_one_size += 1
+            return
+        self._of_one_size = 1
+        self._tile_ratio.add(cost / before[1] if whole else before[1] / cost)
 
     def _tile_is_worth_it(self) -> bool:
-        half, whole = (average.value for average in self._small_passes)
-        if self._since_tried >= TRIED_EVERY:
-            return True
-        return half is not None and whole is not None and whole < WORTH_IT * half
+        if self._small_pass is None:
+            return False
+        if self._of_one_size >= TRIED_EVERY:
+            return not self._small_pass[0]
+        return self._tile_ratio.value is not None and self._tile_ratio.value < WORTH_IT

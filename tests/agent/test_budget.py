@@ -68,9 +68,9 @@ def test_a_whole_tile_is_fed_where_it_costs_hardly_more_than_half_of_one() -> No
     budget = PromptBudget(longest_gap=0.1, batch_size=512)
     budget.measured(seconds=0.01, rows=1, prompt_tokens=0)
 
-    sizes = feed(budget, {TILE // 2: 0.28, TILE: 0.35}, passes=30)
+    sizes = feed(budget, {TILE // 2: 0.28, TILE: 0.35}, passes=70)
 
-    assert sizes[-20:] == [TILE] * 20
+    assert sizes[-50:].count(TILE) >= 45
 
 
 def test_a_whole_tile_is_tried_only_now_and_then_where_it_costs_twice_as_much() -> None:
@@ -80,4 +80,17 @@ def test_a_whole_tile_is_tried_only_now_and_then_where_it_costs_twice_as_much() 
     sizes = feed(budget, {TILE // 2: 0.09, TILE: 0.18}, passes=90)
 
     assert set(sizes) == {TILE // 2, TILE}
-    assert sizes.count(TILE) <= 10
+    assert sizes.count(TILE) <= 7
+
+
+def test_costs_that_rise_from_pass_to_pass_do_not_spoil_the_comparison() -> None:
+    """As they do while a long prompt is fed."""
+    budget = PromptBudget(longest_gap=0.1, batch_size=512)
+    budget.measured(seconds=0.01, rows=1, prompt_tokens=0)
+
+    sizes: list[int] = []
+    for n in range(70):
+        rising = 1 + 0.04 * n
+        sizes += feed(budget, {TILE // 2: 0.2 * rising, TILE: 0.33 * rising}, passes=1)
+
+    assert sizes[-50:].count(TILE) >= 45
