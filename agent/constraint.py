@@ -1,20 +1,23 @@
-"""What an answer may be made to follow, and JSON schemas, which the library llguidance follows.
+"""What an answer may be made to follow: JSON schemas and grammars, by the library llguidance.
 
-llguidance bounds its own work; here it is made to ignore nothing that a schema says. (Grammars in
-llama.cpp's notation are checked in ``agent.gbnf`` and followed by llama.cpp.)
+llguidance bounds its own work; here it is made to ignore nothing that a schema says.
 """
 
 import json
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol, TypeAlias, cast
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from agent.gbnf import to_lark
+from agent.llguidance_library import Guide, GuideError, Tokenizer
 from common.errors import ErrorCode, RequestError
 from common.ids import TokenId
+from common.messages import Constraint, Gbnf, JsonSchema
 
 Allowed: TypeAlias = NDArray[np.bool_]
 """One entry a token of the vocabulary."""
@@ -45,8 +48,8 @@ WHITESPACE = r"[ \t]{0,2}|\r?\n[ \t]{0,40}"
 """Between the parts of a JSON text. JSON has no limit, and small models take it to heart."""
 
 
-class SchemaCompiler:
-    """Builds matchers for JSON schemas over one vocabulary. Safe to use from any thread."""
+class ConstraintCompiler:
+    """Builds matchers over one vocabulary. Safe to use from any thread."""
 
     def __init__(
         self,
@@ -56,75 +59,69 @@ class SchemaCompiler:
         ends: Collection[TokenId],
         control: Collection[TokenId],
     ) -> None:
-        """``pieces``: asked for all tokens' bytes when the first schema comes.
+        """``pieces``: asked for all tokens' bytes when the first constraint comes.
 
         ``ends``: the tokens that end an answer; ``control``: those that are never text.
         """
         self._pieces = pieces
         self._tokenize = tokenize
         self._ends = sorted(ends)
-        self._control = sorted({*control, *ends})
+        self._never_text = {*control, *ends}
         self._lock = threading.Lock()
-        self._tokenizer: LLTokenizer | None = None
+        self._tokenizer: Tokenizer | None = None
 
-    def compile(self, schema: str) -> "SchemaMatcher":
-        """Raises ``RequestError`` (``INVALID_SCHEMA``) with the cause."""
-        options: Any = {"whitespace_pattern": WHITESPACE, "lenient": False}
+    def compile(self, constraint: Constraint) -> "GuidedMatcher":
+        """Raises ``RequestError`` (``INVALID_SCHEMA`` or ``INVALID_GRAMMAR``) with the cause."""
+        match constraint:
+            case JsonSchema(schema):
+                grammar, code, noun = (
+                    _schema_grammar(schema),
+                    ErrorCode.INVALID_SCHEMA,
+                    "JSON schema",
+                )
+            case Gbnf(text, root):
+                grammar, code, noun = to_lark(text, root), ErrorCode.INVALID_GRAMMAR, "grammar"
+        tokenizer = self._vocabulary()
         try:
-            grammar = LLMatcher.grammar_from_json_schema(check_schema(schema), overrides=options)
-        except ValueError as error:
-            _refuse_schema(str(error))
-        matcher = LLMatcher(self._vocabulary(), grammar, log_level=0)
-        if matcher.is_error():
-            _refuse_schema(_first_lines(matcher.get_error()))
-        if warnings := matcher.get_grammar_warnings():
-            _refuse_schema("; ".join(warnings))
-        return SchemaMatcher(matcher, self._ends, self._size)
+            matcher = GuidedMatcher(Guide(tokenizer, grammar), self._ends, noun)
+        except GuideError as error:
+            raise RequestError(code, f"the {noun} cannot be used: {error}") from error
+        try:
+            possible = bool(matcher.allowed().any())
+        except RequestError as error:
+            raise RequestError(code, error.message) from error
+        if not possible:
+            raise RequestError(code, f"the {noun} allows no answer in the model's tokens")
+        return matcher
 
-    def _vocabulary(self) -> LLTokenizer:
+    def _vocabulary(self) -> Tokenizer:
         with self._lock:
             if self._tokenizer is None:
-                vocabulary = _Vocabulary(
-                    self._pieces(),
-                    eos_token_id=self._ends[0],
-                    special_token_ids=self._control,
-                    tokenize=self._tokenize,
-                )
-                self._size = len(vocabulary.tokens)
-                self._tokenizer = LLTokenizer(
-                    TokenizerWrapper(vocabulary), slices=LLTokenizer.json_slices()
+                pieces = list(self._pieces())
+                for token in self._never_text:
+                    pieces[token] = b""
+                self._tokenizer = Tokenizer(
+                    pieces,
+                    _Forced(pieces, self._tokenize),
+                    end=self._ends[0],
+                    slices=LLTokenizer.json_slices(),
                 )
             return self._tokenizer
 
 
-class _Vocabulary:
-    """In the form that llguidance asks for."""
+class _Forced:
+    """The tokens of a text that must come next. It may be but a part of a longer one."""
 
-    bos_token_id = None
-
-    def __init__(
-        self,
-        tokens: Sequence[bytes],
-        *,
-        eos_token_id: TokenId,
-        special_token_ids: Sequence[TokenId],
-        tokenize: Callable[[str], list[TokenId]],
-    ) -> None:
-        self.tokens = tokens
-        self.eos_token_id = eos_token_id
-        self.special_token_ids = special_token_ids
+    def __init__(self, pieces: Sequence[bytes], tokenize: Callable[[str], list[TokenId]]) -> None:
+        self._pieces = pieces
         self._tokenize = tokenize
-        special = set(special_token_ids)
-        self._ids = {
-            piece: TokenId(token) for token, piece in enumerate(tokens) if token not in special
-        }
-        self._longest = max(map(len, tokens))
+        self._ids = {piece: TokenId(token) for token, piece in enumerate(pieces) if piece}
+        self._longest = max(map(len, pieces))
 
     def __call__(self, text: bytes) -> list[TokenId]:
-        """The tokens of a text that must come next. It may be but a part of a longer one."""
         tokens = self._tokenize(text.decode(errors="replace"))
         # Some tokenizers put a space in front, and others know the names of control tokens.
-        exact = b"".join(self.tokens[token] for token in tokens) == text
+        exact = b"".join(self._pieces[token] for token in tokens) == text
         return tokens if exact else self._longest_first(text)
 
     def _longest_first(self, text: bytes) -> list[TokenId]:
@@ -141,43 +138,50 @@ class _Vocabulary:
         return tokens
 
 
-class SchemaMatcher:
-    """One answer that has to follow a schema."""
+class GuidedMatcher:
+    """One answer that has to follow a schema or a grammar."""
 
-    def __init__(self, matcher: LLMatcher, ends: Sequence[TokenId], size: int) -> None:
-        self._matcher = matcher
+    def __init__(self, guide: Guide, ends: Sequence[TokenId], noun: str) -> None:
+        """``noun``: what it follows."""
+        self._guide = guide
         self._ends = ends
-        self._size = size
+        self._noun = noun
 
     def allows(self, token: TokenId) -> bool:
-        allowed = (
-            self._matcher.is_accepting()
-            if token in self._ends
-            else self._matcher.validate_tokens([token]) == 1
-        )
-        self._check()
-        return allowed
+        with self._rejecting():
+            return self._guide.may_end() if token in self._ends else self._guide.allows(token)
 
     def allowed(self) -> Allowed:
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        self._check()
-        allowed = np.unpackbits(bits, count=self._size, bitorder="little").astype(np.bool_)
-        allowed[list(self._ends)] = self._matcher.is_accepting()
-        return allowed
+        with self._rejecting():
+            allowed = self._guide.allowed()
+            allowed[self._ends] = self._guide.may_end()
+            return allowed
 
     def accept(self, token: TokenId) -> None:
-        if token not in self._ends:
-            self._matcher.consume_token(token)
-            self._check()
+        with self._rejecting():
+            if token not in self._ends:
+                self._guide.accept(token)
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            reason = _first_lines(self._matcher.get_error())
-            if reason.startswith("NoExtension"):
-                reason = "nothing can follow"
+    @contextmanager
+    def _rejecting(self) -> Generator[None]:
+        try:
+            yield
+        except GuideError as error:
             raise RequestError(
-                ErrorCode.GRAMMAR_REJECTED, f"the JSON schema cannot be followed: {reason}"
-            )
+                ErrorCode.GRAMMAR_REJECTED, f"the {self._noun} cannot be followed: {error}"
+            ) from error
+
+
+def _schema_grammar(schema: str) -> str:
+    options: Any = {"whitespace_pattern": WHITESPACE, "lenient": False}
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(check_schema(schema), overrides=options)
+    except ValueError as error:
+        _refuse_schema(str(error))
+    _, complaints = LLMatcher.validate_grammar_with_warnings(grammar)
+    if complaints:
+        _refuse_schema("; ".join(complaints))
+    return grammar
 
 
 def check_schema(schema: str) -> str:
@@ -227,10 +231,3 @@ def _depth(value: Any) -> int:
                     pass
         level = below
     return depth
-
-
-def _first_lines(message: str) -> str:
-    """Without the internal state that llguidance adds."""
-    for mark in ("<state>", "<grammar>", "<backtrace>"):
-        message = message.split(mark)[0]
-    return message.strip()

@@ -1,14 +1,15 @@
-"""Checks grammars in llama.cpp's notation (GBNF) before llama.cpp sees them. No I/O, no clock.
+"""Grammars in llama.cpp's notation (GBNF), written for llguidance. No I/O, no clock.
 
-llama.cpp's grammar sampler trusts its input: some grammars overflow its stack, fill the memory or
-never end. So the notation (``grammars/README.md`` of llama.cpp) is read here by rules of its own, and
-refused, with the cause, is all that is not sure to be harmless.
+The notation is that of ``grammars/README.md`` and ``src/llama-grammar.cpp`` of llama.cpp. llguidance
+takes a dialect of Lark (its ``docs/syntax.md``), and splits a text into terminals by the longest
+match, of which GBNF knows nothing. So each terminal is one character here: then there is but one
+way to split a text. What cannot be said with the same meaning is refused, with the cause.
 """
 
 import sys
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from re import finditer
 from typing import NoReturn, TypeAlias
 
 from common.errors import ErrorCode, RequestError
@@ -16,97 +17,96 @@ from common.errors import ErrorCode, RequestError
 MAX_BYTES = 64 * 1024
 
 MAX_DEPTH = 64
-"""Of brackets: llama.cpp's parser is recursive."""
+"""Of brackets."""
+
+MAX_REPEATED = 4
+"""Repetitions of repetitions, without brackets between them."""
 
 MAX_REPETITIONS = 2000
-"""llama.cpp's own bound; above it, it takes an upper limit for none."""
+"""llama.cpp's own bound."""
 
-MAX_ELEMENTS = 200_000
-"""Characters and references of a grammar after its repetitions are written out."""
+MAX_ELEMENTS = 20_000
+"""Characters, references and brackets. llguidance takes the square of it to begin with."""
 
-MAX_LEFTMOST_PATHS = 100_000
-"""llama.cpp walks every one of them in its search for left recursion."""
-
-MAX_LEFTMOST_DEPTH = 1000
-"""And recurses so deep."""
-
-MAX_STACKS = 512
-"""Ways to read the same text that llama.cpp would have to follow at once."""
-
-MAX_TRIES = 40_000
-"""Bounds the search for such a text, to about 0.1 s."""
-
-MAX_TRIES_OF_A_RULE = 4_000
-"""So that one that is large, but harmless, does not keep the search from the others."""
-
-LONGEST_TRY = 24
-"""Characters of the texts tried from each rule."""
+MAX_CHAIN = 500
+"""Rules, of which each is first used by the one before: llguidance recurses so deep."""
 
 
-def check_gbnf(grammar: str, root: str) -> frozenset[str]:
-    """Raises ``RequestError`` (``INVALID_GRAMMAR``) with the cause.
-
-    Returns the tokens that the grammar names, as it writes them: ``<name>`` or ``<[id]>``.
-    """
+def to_lark(grammar: str, root: str) -> str:
+    """Raises ``RequestError`` (``INVALID_GRAMMAR``) with the cause."""
     if len(grammar.encode(errors="replace")) > MAX_BYTES:
         _refuse(f"it is longer than {MAX_BYTES} bytes")
     if grammar.lstrip().startswith("%llguidance"):
         _refuse("it is for llguidance; only llama.cpp's own notation (GBNF) is supported")
-    parser = _Parser(grammar)
-    parser.parse()
-    rules = parser.rules
-    for name, rule_id in parser.ids.items():
-        if rule_id not in rules:
-            _refuse(f"rule '{name}' is used but not defined")
-    if root not in parser.ids:
-        _refuse(f"it has no rule '{root}' to begin with")
-    names = {rule_id: name for name, rule_id in parser.ids.items()} | parser.made_for
-    _check_recursion(rules, names)
-    _check_ambiguity(rules, names, first=parser.ids[root])
-    return frozenset(parser.tokens)
+    try:
+        parser = _Parser(grammar)
+        parser.parse()
+        for name in parser.used:
+            if name not in parser.rules:
+                _refuse(f"rule '{name}' is used but not defined")
+        if root not in parser.rules:
+            _refuse(f"it has no rule '{root}' to begin with")
+        return _Writer(_without_right_recursion(parser.rules)).write(root)
+    except RecursionError:
+        _refuse("it is nested too deep")
 
 
 def _refuse(cause: str) -> NoReturn:
     raise RequestError(ErrorCode.INVALID_GRAMMAR, f"the grammar cannot be used: {cause}")
 
 
+_Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""First and last characters, in order, without overlap."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Character:
-    ranges: tuple[tuple[int, int], ...]
-    """First and last, in order, without overlap."""
-    negated: bool = False
+    """One of these."""
 
-    def matches(self, character: int) -> bool:
-        at = bisect_right(self.ranges, (character, sys.maxunicode))
-        return (at > 0 and character <= self.ranges[at - 1][1]) != self.negated
+    ranges: _Ranges
 
 
-def _merged(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    alternatives: "_Alternatives"
+
+
+@dataclass(frozen=True, slots=True)
+class _Repetition:
+    element: "_Element"
+    least: int
+    most: int | None
+
+
+_Element: TypeAlias = _Character | _Reference | _Group | _Repetition
+_Sequence: TypeAlias = list[_Element]
+_Alternatives: TypeAlias = list[_Sequence]
+
+_TEXT: _Ranges = ((1, 0xD7FF), (0xE000, sys.maxunicode))
+"""What a text may consist of. To llama.cpp a null character is its end."""
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> _Ranges:
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
-        if merged and low <= merged[-1][1]:
+        if merged and low <= merged[-1][1] + 1:
             merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
         else:
             merged.append((low, high))
     return tuple(merged)
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
-    text: str
+def _others(ranges: _Ranges) -> _Ranges:
+    """All numbers that are not in them."""
+    edges = [-1, *(edge for low, high in ranges for edge in (low, high)), sys.maxunicode + 1]
+    gaps = zip(edges[::2], edges[1::2], strict=True)
+    return tuple((low + 1, high - 1) for low, high in gaps if low + 1 < high)
 
-
-@dataclass(frozen=True, slots=True)
-class _Reference:
-    rule_id: int
-
-
-_Element: TypeAlias = _Character | _Token | _Reference
-_Sequence: TypeAlias = tuple[_Element, ...]
-_Rule: TypeAlias = tuple[_Sequence, ...]
-"""Alternatives."""
-
-_ANY = _Character((), negated=True)
 
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n"} | {char: char for char in '\\"[]-'}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
@@ -121,19 +121,14 @@ def _is_digit(char: str) -> bool:
 
 
 class _Parser:
-    """Writes repetitions and groups out as llama.cpp does, in rules of their own, to count them."""
-
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
         self._depth = 0
         self._elements = 0
-        self._made = 0
-        self.rules: dict[int, _Rule] = {}
-        self.ids: dict[str, int] = {}
-        self.made_for: dict[int, str] = {}
-        """The rules that were made for brackets and repetitions, and in whose definition."""
-        self.tokens: set[str] = set()
+        self.rules: dict[str, _Alternatives] = {}
+        self.used: dict[str, None] = {}
+        """The names of rules that others refer to, in order."""
 
     def parse(self) -> None:
         if "\0" in self._text:
@@ -183,83 +178,73 @@ class _Parser:
         self._space(newlines=False)
         self._expect("::=")
         self._space(newlines=True)
-        rule_id = self._id(name)
-        self.rules[rule_id] = self._alternatives(name, nested=False)
+        self.rules[name] = self._alternatives(nested=False)
         if self._char and self._char not in "\r\n":
             self._fail(f"expected the end of the rule, found {self._found}")
         self._space(newlines=True)
 
-    def _id(self, name: str) -> int:
-        return self.ids.setdefault(name, len(self.ids) + self._made)
-
-    def _make_rule(self, name: str) -> int:
-        rule_id = len(self.ids) + self._made
-        self._made += 1
-        self.made_for[rule_id] = name
-        return rule_id
-
-    def _count(self, elements: int) -> None:
+    def _count(self, elements: int = 1) -> None:
         self._elements += elements
         if self._elements > MAX_ELEMENTS:
-            self._fail(f"with its repetitions written out it has over {MAX_ELEMENTS} elements")
+            self._fail(f"it has over {MAX_ELEMENTS} elements")
 
-    def _alternatives(self, name: str, *, nested: bool) -> _Rule:
-        alternatives = [self._sequence(name, nested=nested)]
+    def _alternatives(self, *, nested: bool) -> _Alternatives:
+        alternatives = [self._sequence(nested=nested)]
         while self._char == "|":
             self._at += 1
+            self._count()
             self._space(newlines=True)
-            alternatives.append(self._sequence(name, nested=nested))
-        return tuple(alternatives)
+            alternatives.append(self._sequence(nested=nested))
+        return alternatives
 
-    def _sequence(self, name: str, *, nested: bool) -> _Sequence:
-        sequence: list[_Element] = []
-        last: Sequence[_Element] = ()
-        rules_in_last = 1
+    def _sequence(self, *, nested: bool) -> _Sequence:
+        sequence: _Sequence = []
+        last: _Element | None = None
+        repeated = 0
         while char := self._char:
+            self._count()
             if char in "*+?{":
                 least, most = self._repetition(nested=nested)
-                if not last:
+                if last is None:
                     self._fail("there is nothing to repeat")
-                written = most or least or 1
-                if rules_in_last * written > MAX_REPETITIONS:
-                    self._fail(f"repeated more than {MAX_REPETITIONS} times, all in all")
-                rules_in_last *= written
-                del sequence[len(sequence) - len(last) :]
-                last = self._repeated(last, name, least=least, most=most)
-                sequence.extend(last)
+                repeated += 1
+                if repeated > MAX_REPEATED:
+                    self._fail(f"more than {MAX_REPEATED} repetitions of one another")
+                last = sequence[-1] = _Repetition(last, least, most)
                 continue
-            rules_before = len(self.ids) + self._made
+            repeated = 0
             if char == '"':
                 last = self._literal()
             elif char == "[":
                 last = self._class()
-            elif char in "<!":
-                last = (self._token(),)
             elif char == "(":
-                last = (self._group(name),)
+                last = self._group()
             elif char == ".":
                 self._at += 1
-                last = (_ANY,)
+                last = _Character(_TEXT)
             elif _is_word(char):
-                last = (_Reference(self._id(self._while(_is_word))),)
+                last = _Reference(self._while(_is_word))
+                self.used.setdefault(last.name)
+            elif char in "<!":
+                self._fail("tokens are not supported, only their text")
             else:
                 break
-            self._count(len(last))
-            rules_in_last = max(1, len(self.ids) + self._made - rules_before) if char == "(" else 1
             self._space(newlines=nested)
-            sequence.extend(last)
-        return tuple(sequence)
+            if last is not None:
+                sequence.append(last)
+        return sequence
 
-    def _literal(self) -> list[_Element]:
+    def _literal(self) -> _Element | None:
         self._at += 1
-        characters: list[_Element] = []
+        characters: _Sequence = []
         while self._char != '"':
             character = self._character()
-            characters.append(_Character(((character, character),)))
+            characters.append(self._one_of([(character, character)]))
+            self._count()
         self._at += 1
-        return characters
+        return _Group([characters]) if characters else None
 
-    def _class(self) -> list[_Element]:
+    def _class(self) -> _Character:
         self._at += 1
         negated = self._char == "^"
         self._at += negated
@@ -272,11 +257,18 @@ class _Parser:
             if low > high:
                 self._fail("a range of characters goes backwards")
             ranges.append((low, high))
+            self._count()
         self._at += 1
-        self._count(len(ranges))
         if not ranges:
             self._fail("brackets without a character between them match nothing")
-        return [_Character(_merged(ranges), negated=negated)]
+        return self._one_of(ranges, negated=negated)
+
+    def _one_of(self, ranges: list[tuple[int, int]], *, negated: bool = False) -> _Character:
+        excluded = _merged(ranges) if negated else _others(_merged(ranges))
+        possible = _others(_merged((*excluded, *_others(_TEXT))))
+        if not possible:
+            self._fail("no text has such a character")
+        return _Character(possible)
 
     def _character(self) -> int:
         char = self._char
@@ -298,38 +290,16 @@ class _Parser:
         self._at += 1
         return ord(_ESCAPES[kind])
 
-    def _token(self) -> _Token:
-        if self._char == "!":
-            self._at += 1
-        start = self._at
-        self._expect("<")
-        if self._char == "[":
-            self._at += 1
-            number = self._while(_is_digit)
-            if not number or len(number) > 10:
-                self._fail("expected the number of a token")
-            self._expect("]")
-            self._expect(">")
-        else:
-            end = self._text.find(">", self._at)
-            if end < 0:
-                self._fail("the name of a token has no end")
-            self._at = end + 1
-        text = self._text[start : self._at]
-        self.tokens.add(text)
-        return _Token(text)
-
-    def _group(self, name: str) -> _Reference:
+    def _group(self) -> _Group:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             self._fail(f"brackets are nested more than {MAX_DEPTH} deep")
         self._at += 1
         self._space(newlines=True)
-        rule_id = self._make_rule(name)
-        self.rules[rule_id] = self._alternatives(name, nested=True)
+        group = _Group(self._alternatives(nested=True))
         self._expect(")")
         self._depth -= 1
-        return _Reference(rule_id)
+        return group
 
     def _repetition(self, *, nested: bool) -> tuple[int, int | None]:
         """How often at least and at most; None: no limit."""
@@ -360,276 +330,174 @@ class _Parser:
             self._fail(f"more than {MAX_REPETITIONS} repetitions")
         return int(digits)
 
-    def _repeated(
-        self, elements: Sequence[_Element], name: str, *, least: int, most: int | None
-    ) -> list[_Element]:
-        """S{m,n} is S m times, then n-m rules, each S and the next one, or nothing."""
-        optional = 1 if most is None else most - least
-        self._count(len(elements) * (least + optional) + 2 * optional)
-        written = list(elements) * least
-        inner: int | None = None
-        for _ in range(optional):
-            rule_id = self._make_rule(name)
-            follower = rule_id if most is None else inner
-            rest = () if follower is None else (_Reference(follower),)
-            self.rules[rule_id] = ((*elements, *rest), ())
-            inner = rule_id
-        return written if inner is None else [*written, _Reference(inner)]
 
+class _Writer:
+    def __init__(self, rules: dict[str, _Alternatives]) -> None:
+        self._rules = rules
+        self._names: dict[str, str] = {}
+        self._waiting: list[str] = []
+        self._bodies: dict[str, str] = {}
+        self._made: dict[str, str] = {}
+        """The names of the rules that stand for brackets, by what is between them."""
+        self._terminals: dict[_Ranges, str] = {}
 
-@dataclass(frozen=True, slots=True)
-class _Leftmost:
-    """That a rule can begin with another one."""
-
-    rule_id: int
-    grows: bool
-    """Something is left to be read after it, which llama.cpp notes down."""
-
-
-def _check_recursion(rules: dict[int, _Rule], names: dict[int, str]) -> None:
-    """llama.cpp finds most left recursion, by walking all paths. What it misses never ends there:
-    it looks for empty alternatives, but not for alternatives of rules that can all be empty.
-    """
-    plain = {rule_id for rule_id, rule in rules.items() if () in rule}
-    seen_by_llama = {rule_id: list(_leftmost(rule, plain)) for rule_id, rule in rules.items()}
-    order, on_cycle = _walk(seen_by_llama)
-    if on_cycle is None:
-        nullable = _nullable(rules)
-        all_edges = {rule_id: list(_leftmost(rule, nullable)) for rule_id, rule in rules.items()}
-        on_cycle = _growing_cycle(all_edges)
-    if on_cycle is not None:
-        _refuse(f"rule '{names[on_cycle]}' can begin with itself (left recursion)")
-    paths: dict[int, int] = {}
-    depths: dict[int, int] = {}
-    for rule_id in order:
-        edges = seen_by_llama[rule_id]
-        paths[rule_id] = 1 + sum(paths[edge.rule_id] for edge in edges)
-        depths[rule_id] = 1 + max((depths[edge.rule_id] for edge in edges), default=0)
-        if paths[rule_id] > MAX_LEFTMOST_PATHS or depths[rule_id] > MAX_LEFTMOST_DEPTH:
-            _refuse(f"rule '{names[rule_id]}' can begin in too many ways")
-
-
-def _leftmost(rule: _Rule, nullable: Collection[int]) -> Iterator[_Leftmost]:
-    for sequence in rule:
-        for at, element in enumerate(sequence):
-            if not isinstance(element, _Reference):
-                break
-            yield _Leftmost(element.rule_id, grows=at + 1 < len(sequence))
-            if element.rule_id not in nullable:
-                break
-
-
-def _nullable(rules: dict[int, _Rule]) -> set[int]:
-    """The rules that can match the empty text."""
-    nullable: set[int] = set()
-    used_by: dict[int, list[tuple[int, int]]] = {}
-    missing: dict[tuple[int, int], int] = {}
-    ready: list[int] = []
-    for rule_id, rule in rules.items():
-        for number, sequence in enumerate(rule):
-            references = [e.rule_id for e in sequence if isinstance(e, _Reference)]
-            if len(references) < len(sequence):
-                continue
-            missing[rule_id, number] = len(references)
-            for reference in references:
-                used_by.setdefault(reference, []).append((rule_id, number))
-            if not references:
-                ready.append(rule_id)
-    while ready:
-        rule_id = ready.pop()
-        if rule_id in nullable:
-            continue
-        nullable.add(rule_id)
-        for user in used_by.get(rule_id, ()):
-            missing[user] -= 1
-            if missing[user] == 0:
-                ready.append(user[0])
-    return nullable
-
-
-def _walk(edges: dict[int, list[_Leftmost]]) -> tuple[list[int], int | None]:
-    """All rules, each after those it can begin with; or one that lies on a cycle."""
-    order: list[int] = []
-    done: set[int] = set()
-    under_way: set[int] = set()
-    for start in edges:
-        todo: list[tuple[int, Iterator[_Leftmost]]] = [(start, iter(edges[start]))]
-        if start in done:
-            continue
-        under_way.add(start)
-        while todo:
-            rule_id, rest = todo[-1]
-            edge = next(rest, None)
-            if edge is None:
-                todo.pop()
-                under_way.discard(rule_id)
-                done.add(rule_id)
-                order.append(rule_id)
-            elif edge.rule_id in under_way:
-                return order, edge.rule_id
-            elif edge.rule_id not in done:
-                under_way.add(edge.rule_id)
-                todo.append((edge.rule_id, iter(edges[edge.rule_id])))
-    return order, None
-
-
-def _growing_cycle(edges: dict[int, list[_Leftmost]]) -> int | None:
-    """A rule on a cycle that notes down more on each round: inside one component, an edge grows."""
-    component = _components({rule: [edge.rule_id for edge in out] for rule, out in edges.items()})
-    for rule_id, out in edges.items():
-        for edge in out:
-            if edge.grows and component[edge.rule_id] == component[rule_id]:
-                return rule_id
-    return None
-
-
-def _components(edges: dict[int, list[int]]) -> dict[int, int]:
-    """Which strongly connected component each rule belongs to (Kosaraju, without recursion)."""
-    finished: list[int] = []
-    seen: set[int] = set()
-    for start in edges:
-        todo: list[tuple[int, Iterator[int]]] = []
-        if start not in seen:
-            seen.add(start)
-            todo.append((start, iter(edges[start])))
-        while todo:
-            rule_id, rest = todo[-1]
-            following = next((other for other in rest if other not in seen), None)
-            if following is None:
-                todo.pop()
-                finished.append(rule_id)
-            else:
-                seen.add(following)
-                todo.append((following, iter(edges[following])))
-    backwards: dict[int, list[int]] = {rule_id: [] for rule_id in edges}
-    for rule_id, out in edges.items():
-        for other in out:
-            backwards[other].append(rule_id)
-    component: dict[int, int] = {}
-    for start in reversed(finished):
-        reached = [start] if start not in component else []
-        while reached:
-            rule_id = reached.pop()
-            if rule_id not in component:
-                component[rule_id] = start
-                reached.extend(backwards[rule_id])
-    return component
-
-
-_Stack: TypeAlias = tuple[int, ...]
-"""What is still to be read, the next element last, as places in all elements."""
-
-
-class _TooManyError(Exception):
-    """Ways to read one text."""
-
-
-class _TriesUsedUpError(Exception):
-    pass
-
-
-class _Simulation:
-    """llama.cpp's way to read: all stacks at once, each with a character or a token on top."""
-
-    def __init__(self, rules: dict[int, _Rule]) -> None:
-        self.elements: list[_Element | None] = []
-        """All sequences, each followed by None."""
-        self._starts: dict[int, list[int]] = {}
-        self._tries = 0
-        self._tries_left = MAX_TRIES
-        for rule_id, rule in rules.items():
-            starts = self._starts[rule_id] = []
-            for sequence in rule:
-                starts.append(len(self.elements))
-                self.elements.extend(sequence)
-                self.elements.append(None)
-
-    def begin(self, rule_id: int) -> set[_Stack]:
-        self._tries_left += self._tries
-        self._tries = min(MAX_TRIES_OF_A_RULE, self._tries_left)
-        self._tries_left -= self._tries
-        return self._expand(self._push((), start) for start in self._starts[rule_id])
-
-    def read(self, stacks: Collection[_Stack], character: int) -> set[_Stack]:
-        self._tries -= len(stacks) // 16
-        return self._expand(
-            self._push(stack[:-1], stack[-1] + 1)
-            for stack in stacks
-            if stack
-            and isinstance(top := self.elements[stack[-1]], _Character)
-            and top.matches(character)
+    def write(self, root: str) -> str:
+        first = self._name(root)
+        for name in self._waiting:  # which grows on the way
+            self._bodies[self._names[name]] = self._alternatives(self._rules[name])
+        if _chain(self._bodies, first) > MAX_CHAIN:
+            _refuse(f"it has a chain of more than {MAX_CHAIN} rules")
+        return "\n".join(
+            [
+                # A forced text is not to be forced into certain tokens.
+                '%llguidance {"no_forcing": true}',
+                f"start: {first}",
+                *(f"{name}: {body}" for name, body in self._bodies.items()),
+                *(f"{name}: /[{_class(c)}]/" for c, name in self._terminals.items()),
+            ]
         )
 
-    def _push(self, stack: _Stack, place: int) -> _Stack:
-        return stack if self.elements[place] is None else (*stack, place)
+    def _name(self, rule: str) -> str:
+        if rule not in self._names:
+            self._names[rule] = f"r{len(self._names)}"
+            self._waiting.append(rule)
+        return self._names[rule]
 
-    def _expand(self, stacks: Iterable[_Stack]) -> set[_Stack]:
-        todo = list(stacks)
-        seen: set[_Stack] = set()
-        found: set[_Stack] = set()
-        while todo:
-            stack = todo.pop()
-            if stack in seen:
-                continue
-            seen.add(stack)
-            self._tries -= 1
-            if len(seen) > 4 * MAX_STACKS or len(found) > MAX_STACKS:
-                raise _TooManyError
-            if self._tries <= 0:
-                raise _TriesUsedUpError
-            top = self.elements[stack[-1]] if stack else None
-            if isinstance(top, _Reference):
-                rest = self._push(stack[:-1], stack[-1] + 1)
-                todo.extend(self._push(rest, start) for start in self._starts[top.rule_id])
-            else:
-                found.add(stack)
-        return found
+    def _alternatives(self, alternatives: _Alternatives) -> str:
+        return " | ".join(self._sequence(sequence) for sequence in alternatives)
+
+    def _sequence(self, sequence: _Sequence) -> str:
+        return " ".join(map(self._element, sequence)) or '""'
+
+    def _element(self, element: _Element) -> str:
+        match element:
+            case _Character(ranges):
+                return self._terminals.setdefault(ranges, f"C{len(self._terminals)}")
+            case _Reference(name):
+                return self._name(name)
+            case _Group([sequence]):
+                return self._sequence(sequence)
+            case _Group(alternatives):
+                return self._make(self._alternatives(alternatives))
+            case _Repetition(_, _, 0):
+                return '""'
+            case _Repetition(repeated, least, most):
+                text = self._element(repeated)
+                bounds = f"{{{least},{'' if most is None else most}}}"
+                return (text if text.isalnum() else self._make(text)) + bounds
+
+    def _make(self, body: str) -> str:
+        if body not in self._made:
+            self._made[body] = f"m{len(self._made)}"
+            self._bodies[self._made[body]] = body
+        return self._made[body]
 
 
-def _check_ambiguity(rules: dict[int, _Rule], names: dict[int, str], *, first: int) -> None:
-    """Look for a text that can be read in very many ways: with ``e ::= "(" e ")" | "(" e "]"``
-    their number doubles with each bracket, and with it the time and memory of llama.cpp.
+def _class(ranges: _Ranges) -> str:
+    return "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in ranges)
 
-    From each rule it goes on with the character that leaves the most ways open. That finds what
-    grows, not all that grows: whoever runs the grammar should watch its time as well.
+
+_Tail: TypeAlias = tuple[_Sequence, str | None]
+"""An alternative: the rule it ends with, if it does, and what comes before it."""
+
+
+def _without_right_recursion(rules: dict[str, _Alternatives]) -> dict[str, _Alternatives]:
+    """``a ::= x a | y`` as ``a ::= x* y``, also where ``a`` comes again by way of other rules.
+
+    After each element of a list, llguidance would end, one by one, all lists that end there.
     """
-    simulation = _Simulation(rules)
-    for rule_id in _reachable(rules, first):
-        try:
-            stacks = simulation.begin(rule_id)
-            for _ in range(LONGEST_TRY):
-                samples = _samples(simulation.elements[stack[-1]] for stack in stacks if stack)
-                if not samples:
-                    break
-                stacks = max((simulation.read(stacks, c) for c in samples), key=len)
-        except _TooManyError:
-            _refuse(f"rule '{names[rule_id]}' is too ambiguous: one text can be read in many ways")
-        except _TriesUsedUpError:
-            continue
+    cyclic = _on_cycles({name: set(_ends(rule)) for name, rule in rules.items()})
+    tails = {name: list(_tails(rules[name], cyclic)) for name in cyclic}
+    size = 0
+    for at, name in enumerate(cyclic):
+        again = [start for start, end in tails[name] if end == name]
+        last = [(start, end) for start, end in tails[name] if end != name]
+        if again and last:
+            loop = _Repetition(_Group(again), 0, None)
+            tails[name] = [([loop, *start], end) for start, end in last]
+        for user in cyclic[at + 1 :]:
+            if any(end == name for _, end in tails[user]):
+                tails[user] = list(_inserted(tails[user], name, tails[name]))
+                size += sum(len(start) + 1 for start, _ in tails[user])
+                if size > 5 * MAX_ELEMENTS:
+                    _refuse(f"rule '{user}' ends with itself in too many ways")
+    return rules | {
+        name: [start if end is None else [*start, _Reference(end)] for start, end in alternatives]
+        for name, alternatives in tails.items()
+    }
 
 
-def _reachable(rules: dict[int, _Rule], first: int) -> Iterable[int]:
-    """The rules that an answer can come to."""
-    found = {first: None}
-    todo = [first]
-    while todo:
-        for sequence in rules[todo.pop()]:
-            for element in sequence:
-                if isinstance(element, _Reference) and element.rule_id not in found:
-                    found[element.rule_id] = None
-                    todo.append(element.rule_id)
-    return found
+def _inserted(alternatives: list[_Tail], name: str, rule: list[_Tail]) -> Iterator[_Tail]:
+    for start, end in alternatives:
+        if end == name:
+            yield from (([*start, *more], other) for more, other in rule)
+        else:
+            yield start, end
 
 
-def _samples(elements: Iterable[_Element | None]) -> set[int]:
-    """Some characters that can come next; one for each kind, a few at most."""
-    samples: set[int] = set()
-    for element in elements:
-        if isinstance(element, _Character) and not any(map(element.matches, samples)):
-            candidates = (
-                (low for low, _ in element.ranges) if not element.negated else range(32, 127)
-            )
-            samples.update([next(filter(element.matches, candidates), 0x4E00)])
-        if len(samples) >= 8:
-            break
-    return samples
+def _ends(alternatives: _Alternatives) -> Iterator[str]:
+    """The rules that they end with."""
+    for sequence in alternatives:
+        match sequence[-1:]:
+            case [_Reference(name)]:
+                yield name
+            case [_Group(inner) | _Repetition(_Group(inner), 0, 1)]:
+                yield from _ends(inner)
+            case _:
+                pass
+
+
+def _tails(alternatives: _Alternatives, rules: Collection[str]) -> Iterator[_Tail]:
+    """With the ends that are among these rules."""
+    for sequence in alternatives:
+        match sequence:
+            case [*start, _Reference(name)] if name in rules:
+                yield start, name
+            case [*start, _Group(inner) | _Repetition(_Group(inner), 0, 1) as last] if any(
+                name in rules for name in _ends(inner)
+            ):
+                for more, name in _tails(inner, rules):
+                    yield [*start, *more], name
+                if isinstance(last, _Repetition):
+                    yield start, None
+            case _:
+                yield sequence, None
+
+
+def _on_cycles(edges: dict[str, set[str]]) -> list[str]:
+    """What lies on a cycle, or between two."""
+    for _ in range(2):  # without what leads to none, and then, backwards, what comes from none
+        back: dict[str, set[str]] = {name: set() for name in edges}
+        for name, others in edges.items():
+            for other in others:
+                back[other].add(name)
+        missing = {name: len(others) for name, others in edges.items()}
+        gone = [name for name, count in missing.items() if not count]
+        for name in gone:  # which grows on the way
+            for user in back[name]:
+                missing[user] -= 1
+                if not missing[user]:
+                    gone.append(user)
+        without = set(gone)
+        edges = {name: back[name] - without for name in edges if name not in without}
+    return list(edges)
+
+
+def _chain(bodies: dict[str, str], first: str) -> int:
+    """The most rules that are on the way at once when each is read where it is first used."""
+
+    def used(name: str) -> Iterator[str]:
+        return (match[0] for match in finditer(r"[rm]\d+", bodies[name]))
+
+    seen = {first}
+    open_rules = [used(first)]
+    longest = 1
+    while open_rules:
+        following = next((name for name in open_rules[-1] if name not in seen), None)
+        if following is None:
+            open_rules.pop()
+        else:
+            seen.add(following)
+            open_rules.append(used(following))
+            longest = max(longest, len(open_rules))
+    return longest

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.constraint import Allowed, Matcher, SchemaCompiler
-from agent.gbnf import check_gbnf
+from agent.constraint import Allowed, ConstraintCompiler, Matcher
 from agent.llama_candidates import (
     Candidates,
     Ids,
@@ -25,14 +24,11 @@ from agent.llama_candidates import (
     lower_bound,
 )
 from agent.llama_chain import Chain, check_sampling, is_attachable, refuse
-from agent.llama_grammar import GbnfMatcher, TextMatcher
 from agent.llama_library import LlamaVocabulary, lib
 from common.errors import ErrorCode, RequestError
 from common.ids import TokenId
 from common.messages import (
     Constraint,
-    Gbnf,
-    JsonSchema,
     Logprobs,
     Sampling,
     TokenLogprob,
@@ -54,15 +50,12 @@ class LlamaSamplers:
         self._context = context
         self._ends = vocabulary.ends()
         self._suppressed = vocabulary.suppressed()
-        control = vocabulary.control()
-        self._never_text = np.zeros(vocabulary.size, dtype=np.bool_)
-        self._never_text[control] = True
-        self._never_text[self._ends] = False
         self._candidates = Candidates(vocabulary.size)
-        lengths = [len(piece) for piece in vocabulary.pieces()]
-        self._by_length: Ids = np.argsort(lengths, kind="stable")
-        self._schemas = SchemaCompiler(
-            vocabulary.pieces, tokenize=vocabulary.tokenize, ends=self._ends, control=control
+        self._constraints = ConstraintCompiler(
+            vocabulary.pieces,
+            tokenize=vocabulary.tokenize,
+            ends=self._ends,
+            control=vocabulary.control(),
         )
 
     def make(
@@ -116,40 +109,7 @@ class LlamaSamplers:
                 ErrorCode.NOT_SUPPORTED,
                 "the model has no token that could end a constrained answer",
             )
-        match constraint:
-            case JsonSchema(schema):
-                code = ErrorCode.INVALID_SCHEMA
-                matcher: Matcher = self._schemas.compile(schema)
-            case Gbnf(grammar, root):
-                code = ErrorCode.INVALID_GRAMMAR
-                for token in check_gbnf(grammar, root):
-                    self._check_token(token)
-                matcher = GbnfMatcher(self._vocab, grammar, root, self._by_length)
-        matcher = TextMatcher(matcher, self._never_text)
-        try:
-            possible = bool(matcher.allowed().any())
-        except RequestError as error:
-            raise RequestError(code, error.message) from error
-        if not possible:
-            raise RequestError(
-                code,
-                "the grammar or schema allows no answer in the model's tokens",
-            )
-        return matcher
-
-    def _check_token(self, text: str) -> None:
-        """One that a grammar names, as ``<name>`` or ``<[id]>``."""
-        if text.startswith("<["):
-            tokens = [TokenId(int(text[2:-2]))]
-        else:
-            tokens = self._vocabulary.tokenize(text)
-        if len(tokens) != 1 or tokens[0] >= self._vocabulary.size:
-            cause = "is not a token of the model"
-        elif self._never_text[tokens[0]] or tokens[0] in self._ends:
-            cause = "is a control token, which an answer cannot contain"
-        else:
-            return
-        raise RequestError(ErrorCode.INVALID_GRAMMAR, f"the grammar cannot be used: {text} {cause}")
+        return self._constraints.compile(constraint)
 
 
 class LlamaSampler:

@@ -5,9 +5,11 @@ import gc
 import importlib
 import json
 import math
+import random
 import subprocess
 import sys
 import weakref
+from codecs import getincrementaldecoder
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from agent.constraint import ConstraintCompiler
 from agent.llama_candidates import Row
 from agent.llama_library import LlamaVocabulary, lib, start_library
 from agent.llama_sampler import LlamaSampler, LlamaSamplers
@@ -51,8 +54,31 @@ def vocabulary(model: Any) -> LlamaVocabulary:
 
 
 @pytest.fixture(scope="module")
+def silent(vocabulary: LlamaVocabulary) -> list[TokenId]:
+    return [token for token in vocabulary.control() if not vocabulary.is_end(token)]
+
+
+@pytest.fixture(scope="module")
+def short(vocabulary: LlamaVocabulary) -> NDArray[np.intp]:
+    """Tokens of which none takes llama.cpp exponential time, where a grammar is ambiguous."""
+    pieces = vocabulary.pieces()
+    some = [t for t, piece in enumerate(pieces) if len(piece) < 4 and (t < 700 or piece[:1] > b"~")]
+    return np.array([*some, *vocabulary.ends()])
+
+
+@pytest.fixture(scope="module")
 def samplers(model: Any, vocabulary: LlamaVocabulary) -> LlamaSamplers:
     return LlamaSamplers(model, vocabulary, context=CONTEXT)
+
+
+@pytest.fixture(scope="module")
+def constraints(vocabulary: LlamaVocabulary) -> ConstraintCompiler:
+    return ConstraintCompiler(
+        vocabulary.pieces,
+        tokenize=vocabulary.tokenize,
+        ends=vocabulary.ends(),
+        control=vocabulary.control(),
+    )
 
 
 class FewTokens(LlamaVocabulary):
@@ -164,6 +190,30 @@ class Reference:
         token = self.draw(row)
         lib.llama_sampler_accept(self.chain, token)
         return token
+
+
+class LlamaGrammar:
+    """llama.cpp's own sampler for grammars."""
+
+    def __init__(self, model: Any, grammar: str, *, silent: Sequence[int]) -> None:
+        """``silent``: the tokens that are never text, whatever their names look like."""
+        vocab = lib.llama_model_get_vocab(model)
+        self._sampler = lib.llama_sampler_init_grammar(vocab, grammar.encode(), b"root")
+        self.refused = not self._sampler
+        weakref.finalize(self, lib.llama_sampler_free, self._sampler)
+        self._silent = silent
+
+    def allowed(self, tokens: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Which of these."""
+        data = np.zeros(len(tokens), dtype=[("id", "i4"), ("logit", "f4"), ("p", "f4")])
+        data["id"] = tokens
+        pointer = ctypes.cast(data.ctypes.data, lib.llama_token_data_p)
+        candidates = lib.llama_token_data_array(pointer, len(tokens), -1, False)
+        lib.llama_sampler_apply(self._sampler, ctypes.byref(candidates))
+        return (data["logit"] == 0) & ~np.isin(tokens, self._silent)
+
+    def accept(self, token: int) -> None:
+        lib.llama_sampler_accept(self._sampler, token)
 
 
 def window(last_n: int) -> int:
@@ -595,47 +645,124 @@ def test_control_tokens_are_never_part_of_a_constrained_answer(
             assert make(samplers, sampling, constraint=constraint).sample(row) not in control
 
 
-def test_tokens_that_a_grammar_names_are_taken(
-    samplers: LlamaSamplers, vocabulary: LlamaVocabulary
-) -> None:
-    (token,) = vocabulary.tokenize(" house")
-
-    assert answer(samplers, vocabulary, Gbnf(f"root ::= <[{token}]> <[{token}]>")) == " house house"
-
-
 def test_the_second_draw_takes_another_random_number_as_in_llama_cpp(
-    model: Any, few: LlamaSamplers
+    model: Any, few: LlamaSamplers, silent: list[TokenId]
 ) -> None:
     grammar = 'root ::= [a-z ]+ "."'
     sampling = Sampling(top_k=40, top_p=1, min_p=0, seed=5)
     ours = make(few, sampling, constraint=Gbnf(grammar))
     theirs = Reference(model, sampling, [], SMALL)
-    vocab = lib.llama_model_get_vocab(model)
-    rules = lib.llama_sampler_init_grammar(vocab, grammar.encode(), b"root")
-    control = LlamaVocabulary(model).control()
-
-    def allowed() -> NDArray[np.bool_]:
-        data = np.zeros(SMALL, dtype=[("id", "i4"), ("logit", "f4"), ("p", "f4")])
-        data["id"] = np.arange(SMALL)
-        pointer = ctypes.cast(data.ctypes.data, lib.llama_token_data_p)
-        array = lib.llama_token_data_array(pointer, SMALL, -1, False)
-        lib.llama_sampler_apply(rules, ctypes.byref(array))
-        data["logit"][control] = -np.inf
-        return data["logit"] == 0
+    rules = LlamaGrammar(model, grammar, silent=silent)
+    every = np.arange(SMALL)
 
     rejected = 0
     for n in range(20):
         row = random_row(n, SMALL, 2)
-        mask = allowed()
+        mask = rules.allowed(every)
         token = theirs.draw(row)
         if not mask[token]:
             rejected += 1
             token = theirs.draw(np.where(mask, row, np.float32(-np.inf)))
         lib.llama_sampler_accept(theirs.chain, token)
-        lib.llama_sampler_accept(rules, token)
+        rules.accept(token)
         assert ours.sample(row) == token
     assert rejected > 0
-    lib.llama_sampler_free(rules)
+
+
+ALPHABET = 'ab"\\\\]^- \n\u00e9\u65e5\U0001f642'
+
+
+def escaped(text: str) -> str:
+    return "".join(
+        f"\\U{ord(c):08X}" if c in '"\\\\]^-\n' or not text.isascii() else c for c in text
+    )
+
+
+CHARACTERS = st.sampled_from(ALPHABET)
+LITERALS = st.text(CHARACTERS, min_size=1, max_size=3).map(lambda text: f'"{escaped(text)}"')
+CLASSES = st.one_of(
+    st.text(CHARACTERS, min_size=1, max_size=3).map(lambda text: f"[{escaped(text)}]"),
+    st.sampled_from(
+        ["[a-c]", "[^a]", "[^b-y]", ".", "[à-ü]", "[一-龯]", "[\U0001f600-\U0001f64f]"]
+    ),
+)
+OPERATORS = st.sampled_from(["", "", "", "*", "+", "?", "{2}", "{1,3}", "{2,}", "{0,9}"])
+
+
+def sequences(names: list[str]) -> st.SearchStrategy[str]:
+    """What follows a character may come back to any rule; what comes first goes to later ones."""
+
+    def deeper(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+        alternatives = st.lists(inner, min_size=1, max_size=3).map(" | ".join)
+        return st.lists(
+            st.tuples(LITERALS | CLASSES | alternatives.map(lambda text: f"({text})"), OPERATORS),
+            max_size=3,
+        ).map(lambda parts: " ".join(element + operator for element, operator in parts) or '""')
+
+    plain = st.recursive(LITERALS | CLASSES | st.sampled_from([*names, '""']), deeper)
+    back = st.tuples(LITERALS, st.sampled_from(["root", "a", "b", "root?", "(a | b)*"])).map(
+        " ".join
+    )
+    return plain | back | st.tuples(plain, back).map(" ".join)
+
+
+def is_text(start: bytes) -> bool:
+    """Can it go on to be one?"""
+    try:
+        getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@st.composite
+def grammars(draw: st.DrawFn) -> str:
+    rules: list[str] = []
+    for name, later in (("root", ["a", "b"]), ("a", ["b"]), ("b", [])):
+        alternatives = draw(st.lists(sequences(later), min_size=1, max_size=3))
+        rules.append(f"{name} ::= {' | '.join(alternatives)}")
+    return "\n".join(rules)
+
+
+@given(grammars(), st.randoms(use_true_random=False))
+@settings(
+    max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+def test_the_same_texts_are_allowed_as_by_llama_cpp(
+    model: Any,
+    vocabulary: LlamaVocabulary,
+    constraints: ConstraintCompiler,
+    silent: list[TokenId],
+    short: NDArray[np.intp],
+    grammar: str,
+    chance: random.Random,
+) -> None:
+    theirs = LlamaGrammar(model, grammar, silent=silent)
+    assume(not theirs.refused)  # such as the repetition of what may be empty
+    text = b""
+
+    def theirs_allowed() -> NDArray[np.bool_]:
+        # llama.cpp takes bytes for characters that no text has.
+        sound = [is_text(text + vocabulary.piece(TokenId(int(token)))) for token in short]
+        return theirs.allowed(short) & sound
+
+    try:
+        ours = constraints.compile(Gbnf(grammar))
+        for _ in range(8):
+            allowed = theirs_allowed()
+            assert np.array_equal(ours.allowed()[short], allowed)
+            possible = [TokenId(int(token)) for token in short[allowed]]
+            token = chance.choice(possible)
+            assert ours.allows(token)
+            if vocabulary.is_end(token):
+                break
+            text += vocabulary.piece(token)
+            ours.accept(token)
+            theirs.accept(token)
+    except RequestError as refused:
+        assume("too ambiguous" not in refused.message)
+        assert "nothing can follow" in refused.message
+        assert not theirs_allowed().any()
 
 
 def test_a_constraint_that_leaves_nothing_ends_the_request(

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.constraint import MAX_BYTES, MAX_DEPTH, SchemaCompiler, SchemaMatcher
+from agent.constraint import MAX_BYTES, MAX_DEPTH, ConstraintCompiler, GuidedMatcher
 from common.errors import ErrorCode, RequestError
 from common.ids import TokenId
+from common.messages import JsonSchema
 
 END = TokenId(256)
 OTHER_END = TokenId(257)
@@ -17,8 +18,8 @@ LONG = TokenId(260)
 PIECES = [*(bytes([n]) for n in range(256)), b"", b"", b"", b"", b'{"a"']
 
 
-def compiler() -> SchemaCompiler:
-    return SchemaCompiler(
+def compiler() -> ConstraintCompiler:
+    return ConstraintCompiler(
         lambda: PIECES,
         tokenize=lambda text: [TokenId(byte) for byte in text.encode()],
         ends=[END, OTHER_END],
@@ -26,8 +27,9 @@ def compiler() -> SchemaCompiler:
     )
 
 
-def compiled(schema: Any) -> SchemaMatcher:
-    return compiler().compile(schema if isinstance(schema, str) else json.dumps(schema))
+def compiled(schema: Any) -> GuidedMatcher:
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return compiler().compile(JsonSchema(text))
 
 
 def refusal(schema: Any) -> str:
@@ -162,13 +164,13 @@ def test_a_token_of_several_bytes_is_allowed_where_all_of_them_are() -> None:
 @pytest.mark.parametrize("prefix", [" ", "\x00"])
 def test_a_tokenizer_that_puts_something_in_front_does_not_mislead(prefix: str) -> None:
     """Where only one text can follow, llguidance asks for its tokens."""
-    compiling = SchemaCompiler(
+    compiling = ConstraintCompiler(
         lambda: PIECES,
         tokenize=lambda text: [TokenId(byte) for byte in (prefix + text).encode()],
         ends=[END],
         control=[CONTROL],
     )
-    matcher = compiling.compile('{"const": "long"}')
+    matcher = compiling.compile(JsonSchema('{"const": "long"}'))
 
     text = b""
     while not matcher.allows(END):
@@ -194,7 +196,7 @@ def test_the_single_answer_and_the_one_for_all_tokens_agree() -> None:
 
 def test_a_token_that_is_not_allowed_fails_one_answer_only() -> None:
     compiling = compiler()
-    matcher, other = (compiling.compile('{"type": "integer"}') for _ in range(2))
+    matcher, other = (compiling.compile(JsonSchema('{"type": "integer"}')) for _ in range(2))
 
     with pytest.raises(RequestError) as refused:
         matcher.accept(TokenId(ord("x")))
