@@ -28,6 +28,15 @@ MAX_REPETITIONS = 2000
 MAX_ELEMENTS = 20_000
 """Characters, references and brackets. llguidance takes the square of it to begin with."""
 
+MAX_WRITTEN = 5 * MAX_ELEMENTS
+"""When they are written for llguidance."""
+
+MAX_INSERTED = 300
+"""Elements of rules that are written where others use them."""
+
+MAX_INSIDE = 10
+"""Of such rules, one in the other."""
+
 MAX_CHAIN = 500
 """Rules, of which each is first used by the one before: llguidance recurses so deep."""
 
@@ -41,9 +50,10 @@ def to_lark(grammar: str, root: str) -> str:
     try:
         parser = _Parser(grammar)
         parser.parse()
-        for name in parser.used:
-            if name not in parser.rules:
-                _refuse(f"rule '{name}' is used but not defined")
+        for rule in parser.rules.values():
+            for name in _used(rule):
+                if name not in parser.rules:
+                    _refuse(f"rule '{name}' is used but not defined")
         if root not in parser.rules:
             _refuse(f"it has no rule '{root}' to begin with")
         return _Writer(_without_right_recursion(parser.rules)).write(root)
@@ -127,8 +137,6 @@ class _Parser:
         self._depth = 0
         self._elements = 0
         self.rules: dict[str, _Alternatives] = {}
-        self.used: dict[str, None] = {}
-        """The names of rules that others refer to, in order."""
 
     def parse(self) -> None:
         if "\0" in self._text:
@@ -224,7 +232,6 @@ class _Parser:
                 last = _Character(_TEXT)
             elif _is_word(char):
                 last = _Reference(self._while(_is_word))
-                self.used.setdefault(last.name)
             elif char in "<!":
                 self._fail("tokens are not supported, only their text")
             else:
@@ -331,20 +338,33 @@ class _Parser:
         return int(digits)
 
 
+_EMPTY = '""'
+_TOO_LARGE = "too many of its rules end with one another"
+
+
 class _Writer:
+    """Writes what comes before a choice or a loop into its rule, at the beginning: ``a b*`` as
+    ``m: a | m b``. llguidance keeps each rule once for each place in the text where it may have
+    begun; so all begin where the whole does, however many ways there are to split the text.
+    """
+
     def __init__(self, rules: dict[str, _Alternatives]) -> None:
         self._rules = rules
+        self._recursive = set(_on_cycles({name: set(_used(rule)) for name, rule in rules.items()}))
         self._names: dict[str, str] = {}
         self._waiting: list[str] = []
         self._bodies: dict[str, str] = {}
         self._made: dict[str, str] = {}
-        """The names of the rules that stand for brackets, by what is between them."""
+        """The names of rules that stand for parts of others, by what they consist of."""
         self._terminals: dict[_Ranges, str] = {}
+        self._may_insert = MAX_INSERTED
+        self._inside = 0
+        self._written = 0
 
     def write(self, root: str) -> str:
         first = self._name(root)
         for name in self._waiting:  # which grows on the way
-            self._bodies[self._names[name]] = self._alternatives(self._rules[name])
+            self._bodies[self._names[name]] = self._choice("", self._rules[name])
         if _chain(self._bodies, first) > MAX_CHAIN:
             _refuse(f"it has a chain of more than {MAX_CHAIN} rules")
         return "\n".join(
@@ -363,34 +383,75 @@ class _Writer:
             self._waiting.append(rule)
         return self._names[rule]
 
-    def _alternatives(self, alternatives: _Alternatives) -> str:
-        return " | ".join(self._sequence(sequence) for sequence in alternatives)
+    def _choice(self, before: str, alternatives: _Alternatives) -> str:
+        return " | ".join(self._sequence(before, sequence) or _EMPTY for sequence in alternatives)
 
-    def _sequence(self, sequence: _Sequence) -> str:
-        return " ".join(map(self._element, sequence)) or '""'
+    def _sequence(self, before: str, sequence: _Sequence) -> str:
+        """What matches ``before`` and then these; empty for the empty text."""
+        for element in sequence:
+            before = self._after(before, element)
+        return before
 
-    def _element(self, element: _Element) -> str:
+    def _after(self, before: str, element: _Element) -> str:
+        self._written += 1
+        if self._written > MAX_WRITTEN:
+            _refuse(_TOO_LARGE)
         match element:
             case _Character(ranges):
-                return self._terminals.setdefault(ranges, f"C{len(self._terminals)}")
+                terminal = self._terminals.setdefault(ranges, f"C{len(self._terminals)}")
+                return f"{before} {terminal}".strip()
             case _Reference(name):
-                return self._name(name)
+                rule = self._rules[name]
+                size = sum(len(sequence) + 1 for sequence in rule)
+                if name in self._recursive or size > self._may_insert or self._inside > MAX_INSIDE:
+                    return f"{before} {self._name(name)}".strip()
+                self._may_insert -= size
+                self._inside += 1
+                before = self._after(before, _Group(rule))
+                self._inside -= 1
+                return before
             case _Group([sequence]):
-                return self._sequence(sequence)
+                return self._sequence(before, sequence)
             case _Group(alternatives):
-                return self._make(self._alternatives(alternatives))
+                return self._make(self._choice(self._make(before), alternatives))
             case _Repetition(_, _, 0):
-                return '""'
+                return before
+            case _Repetition(repeated, 0, 1):
+                return self._after(before, _Group([[], [repeated]]))
+            case _Repetition(repeated, 0 | 1 as least, None):
+                # Of ``m: a | n`` and ``n: m b``, m stands for ``a b*`` and n for ``a b+``.
+                loop = f"m{len(self._made)}"
+                self._made[loop] = loop
+                once_more = self._make(self._after(loop, repeated))
+                self._bodies[loop] = f"{before or _EMPTY} | {once_more}"
+                return once_more if least else loop
             case _Repetition(repeated, least, most):
-                text = self._element(repeated)
+                text = self._make(self._after("", repeated))
                 bounds = f"{{{least},{'' if most is None else most}}}"
-                return (text if text.isalnum() else self._make(text)) + bounds
+                return f"{before} {text or _EMPTY}{bounds}".strip()
 
     def _make(self, body: str) -> str:
+        """One name for it."""
+        if not body or body.isalnum():
+            return body
         if body not in self._made:
             self._made[body] = f"m{len(self._made)}"
             self._bodies[self._made[body]] = body
         return self._made[body]
+
+
+def _used(alternatives: _Alternatives) -> Iterator[str]:
+    for sequence in alternatives:
+        for element in sequence:
+            while isinstance(element, _Repetition):
+                element = element.element
+            match element:
+                case _Reference(name):
+                    yield name
+                case _Group(inner):
+                    yield from _used(inner)
+                case _:
+                    pass
 
 
 def _class(ranges: _Ranges) -> str:
@@ -419,8 +480,8 @@ def _without_right_recursion(rules: dict[str, _Alternatives]) -> dict[str, _Alte
             if any(end == name for _, end in tails[user]):
                 tails[user] = list(_inserted(tails[user], name, tails[name]))
                 size += sum(len(start) + 1 for start, _ in tails[user])
-                if size > 5 * MAX_ELEMENTS:
-                    _refuse(f"rule '{user}' ends with itself in too many ways")
+                if size > MAX_WRITTEN:
+                    _refuse(_TOO_LARGE)
     return rules | {
         name: [start if end is None else [*start, _Reference(end)] for start, end in alternatives]
         for name, alternatives in tails.items()

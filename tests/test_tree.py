@@ -28,7 +28,6 @@ DRIVEN = {
     "agent/llama_library.py": "test_llama_sampler.py",
     "agent/llama_candidates.py": "test_llama_sampler.py",
     "agent/llama_chain.py": "test_llama_sampler.py",
-    "agent/llama_grammar.py": "test_llama_sampler.py",
     "agent/llama_sampler.py": "test_llama_sampler.py",
     "deploy/app.py": "test_up.py",
     "deploy/actor.py": "test_up.py",
