@@ -707,10 +707,10 @@ def sequences(names: list[str]) -> st.SearchStrategy[str]:
     return plain | back | st.tuples(plain, back).map(" ".join)
 
 
-def is_text(start: bytes) -> bool:
-    """Can it go on to be one?"""
+def is_text(start: bytes, *, final: bool) -> bool:
+    """Is it one, or can it go on to be one?"""
     try:
-        getincrementaldecoder("utf-8")().decode(start)
+        getincrementaldecoder("utf-8")().decode(start, final)
     except UnicodeDecodeError:
         return False
     return search(b"\xed[\xa0-\xbf]", start) is None  # half a pair; the decoder waits for its end
@@ -743,8 +743,12 @@ def test_the_same_texts_are_allowed_as_by_llama_cpp(
     text = b""
 
     def theirs_allowed() -> NDArray[np.bool_]:
-        # llama.cpp takes bytes for characters that no text has.
-        sound = [is_text(text + vocabulary.piece(TokenId(int(token)))) for token in short]
+        # llama.cpp takes bytes for characters that no text has, and may end within a character.
+        tokens = [TokenId(int(token)) for token in short]
+        sound = [
+            is_text(text + vocabulary.piece(token), final=vocabulary.is_end(token))
+            for token in tokens
+        ]
         return theirs.allowed(short) & sound
 
     try:

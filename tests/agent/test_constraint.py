@@ -15,7 +15,7 @@ OTHER_END = TokenId(257)
 CONTROL = TokenId(258)
 NOTHING = TokenId(259)
 LONG = TokenId(260)
-PIECES = [*(bytes([n]) for n in range(256)), b"", b"", b"", b"", b'{"a"']
+PIECES = [*(bytes([n]) for n in range(256)), b"", b"</s>", b"<unk>", b"", b'{"a"']
 
 
 def compiler() -> ConstraintCompiler:

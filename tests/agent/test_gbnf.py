@@ -85,6 +85,8 @@ def follows(grammar: str, text: str, root: str = "root") -> bool:
         ("root ::= [\\uD700-\\uE000]", ["\ud7ff", "\ue000"], ["\ue001"]),
         ('root ::= ""', [""], ["a"]),
         ("root ::= (([a]))", ["a"], ["aa"]),
+        ('root ::= "a" "b"+ | ("c" | "d")+', ["ab", "abb", "dcd"], ["a", "", "abc"]),
+        ('root ::= (""){2} ("a" "")+', ["a", "aa"], [""]),
         ('root ::= "(" root ")" | root "!" | "x"', ["x", "(x)", "(x!)!!"], ["(x", "!"]),
         ('root ::= b "x" | "y"\nb ::= | b "z"', ["x", "zzx", "y"], ["z", "zy"]),
     ],
