@@ -56,7 +56,7 @@ def to_lark(grammar: str, root: str) -> str:
                     _refuse(f"rule '{name}' is used but not defined")
         if root not in parser.rules:
             _refuse(f"it has no rule '{root}' to begin with")
-        return _Writer(_without_right_recursion(parser.rules)).write(root)
+        return _Writer(parser.rules).write(root)
     except RecursionError:
         _refuse("it is nested too deep")
 
@@ -339,7 +339,6 @@ class _Parser:
 
 
 _EMPTY = '""'
-_TOO_LARGE = "too many of its rules end with one another"
 
 
 class _Writer:
@@ -350,7 +349,8 @@ class _Writer:
 
     def __init__(self, rules: dict[str, _Alternatives]) -> None:
         self._rules = rules
-        self._recursive = set(_on_cycles({name: set(_used(rule)) for name, rule in rules.items()}))
+        self._recursive = _on_cycles({name: set(_used(rule)) for name, rule in rules.items()})
+        self._right_recursive = _on_cycles({name: set(_ends(rule)) for name, rule in rules.items()})
         self._names: dict[str, str] = {}
         self._waiting: list[str] = []
         self._bodies: dict[str, str] = {}
@@ -360,11 +360,13 @@ class _Writer:
         self._may_insert = MAX_INSERTED
         self._inside = 0
         self._written = 0
+        self._rules_made = 0
 
     def write(self, root: str) -> str:
         first = self._name(root)
         for name in self._waiting:  # which grows on the way
-            self._bodies[self._names[name]] = self._choice("", self._rules[name])
+            write = self._states if name in self._right_recursive else self._rule
+            self._bodies[self._names[name]] = write(name)
         if _chain(self._bodies, first) > MAX_CHAIN:
             _refuse(f"it has a chain of more than {MAX_CHAIN} rules")
         return "\n".join(
@@ -383,6 +385,41 @@ class _Writer:
             self._waiting.append(rule)
         return self._names[rule]
 
+    def _rule(self, name: str) -> str:
+        return self._choice("", self._rules[name])
+
+    def _states(self, first: str) -> str:
+        """Of ``a ::= x a | y``: what comes before another ``a``, as ``m: "" | m x``, and ``m y``.
+
+        Else llguidance would end, after each element of a list, all lists that end there, one by
+        one. With ``b`` at the end of ``a``, and so on, there is one such rule for each of them.
+        """
+        names = {first: self._new()}
+        before = {first: [_EMPTY]}
+        whole: list[str] = []
+        todo = [first]
+        for state in todo:  # which grows on the way
+            may_end = False
+            for start, end in _tails(self._rules[state], self._right_recursive):
+                text = self._sequence(names[state], start)
+                if end is None:
+                    whole.append(text)
+                    may_end = True
+                    continue
+                if end not in names:
+                    names[end] = self._new()
+                    before[end] = []
+                    todo.append(end)
+                before[end].append(text)
+            if not may_end:
+                # What nothing else mentions is not looked for, even where it is to go on for ever.
+                never = self._new()
+                self._bodies[never] = f"{never} {never}"
+                whole.append(f"{names[state]} {never}")
+        for state, name in names.items():
+            self._bodies[name] = " | ".join(before[state])
+        return " | ".join(whole)
+
     def _choice(self, before: str, alternatives: _Alternatives) -> str:
         return " | ".join(self._sequence(before, sequence) or _EMPTY for sequence in alternatives)
 
@@ -395,7 +432,7 @@ class _Writer:
     def _after(self, before: str, element: _Element) -> str:
         self._written += 1
         if self._written > MAX_WRITTEN:
-            _refuse(_TOO_LARGE)
+            _refuse("it becomes too large: too many of its rules end with one another")
         match element:
             case _Character(ranges):
                 terminal = self._terminals.setdefault(ranges, f"C{len(self._terminals)}")
@@ -420,8 +457,7 @@ class _Writer:
                 return self._after(before, _Group([[], [repeated]]))
             case _Repetition(repeated, 0 | 1 as least, None):
                 # Of ``m: a | n`` and ``n: m b``, m stands for ``a b*`` and n for ``a b+``.
-                loop = f"m{len(self._made)}"
-                self._made[loop] = loop
+                loop = self._new()
                 once_more = self._make(self._after(loop, repeated))
                 self._bodies[loop] = f"{before or _EMPTY} | {once_more}"
                 return once_more if least else loop
@@ -435,9 +471,13 @@ class _Writer:
         if not body or body.isalnum():
             return body
         if body not in self._made:
-            self._made[body] = f"m{len(self._made)}"
+            self._made[body] = self._new()
             self._bodies[self._made[body]] = body
         return self._made[body]
+
+    def _new(self) -> str:
+        self._rules_made += 1
+        return f"m{self._rules_made}"
 
 
 def _used(alternatives: _Alternatives) -> Iterator[str]:
@@ -458,44 +498,6 @@ def _class(ranges: _Ranges) -> str:
     return "".join(f"\\x{{{low:X}}}-\\x{{{high:X}}}" for low, high in ranges)
 
 
-_Tail: TypeAlias = tuple[_Sequence, str | None]
-"""An alternative: the rule it ends with, if it does, and what comes before it."""
-
-
-def _without_right_recursion(rules: dict[str, _Alternatives]) -> dict[str, _Alternatives]:
-    """``a ::= x a | y`` as ``a ::= x* y``, also where ``a`` comes again by way of other rules.
-
-    After each element of a list, llguidance would end, one by one, all lists that end there.
-    """
-    cyclic = _on_cycles({name: set(_ends(rule)) for name, rule in rules.items()})
-    tails = {name: list(_tails(rules[name], cyclic)) for name in cyclic}
-    size = 0
-    for at, name in enumerate(cyclic):
-        again = [start for start, end in tails[name] if end == name]
-        last = [(start, end) for start, end in tails[name] if end != name]
-        if again and last:
-            loop = _Repetition(_Group(again), 0, None)
-            tails[name] = [([loop, *start], end) for start, end in last]
-        for user in cyclic[at + 1 :]:
-            if any(end == name for _, end in tails[user]):
-                tails[user] = list(_inserted(tails[user], name, tails[name]))
-                size += sum(len(start) + 1 for start, _ in tails[user])
-                if size > MAX_WRITTEN:
-                    _refuse(_TOO_LARGE)
-    return rules | {
-        name: [start if end is None else [*start, _Reference(end)] for start, end in alternatives]
-        for name, alternatives in tails.items()
-    }
-
-
-def _inserted(alternatives: list[_Tail], name: str, rule: list[_Tail]) -> Iterator[_Tail]:
-    for start, end in alternatives:
-        if end == name:
-            yield from (([*start, *more], other) for more, other in rule)
-        else:
-            yield start, end
-
-
 def _ends(alternatives: _Alternatives) -> Iterator[str]:
     """The rules that they end with."""
     for sequence in alternatives:
@@ -508,8 +510,10 @@ def _ends(alternatives: _Alternatives) -> Iterator[str]:
                 pass
 
 
-def _tails(alternatives: _Alternatives, rules: Collection[str]) -> Iterator[_Tail]:
-    """With the ends that are among these rules."""
+def _tails(
+    alternatives: _Alternatives, rules: Collection[str]
+) -> Iterator[tuple[_Sequence, str | None]]:
+    """Each with the rule it ends with, if that is among these, apart."""
     for sequence in alternatives:
         match sequence:
             case [*start, _Reference(name)] if name in rules:
@@ -525,7 +529,7 @@ def _tails(alternatives: _Alternatives, rules: Collection[str]) -> Iterator[_Tai
                 yield sequence, None
 
 
-def _on_cycles(edges: dict[str, set[str]]) -> list[str]:
+def _on_cycles(edges: dict[str, set[str]]) -> Collection[str]:
     """What lies on a cycle, or between two."""
     for _ in range(2):  # without what leads to none, and then, backwards, what comes from none
         back: dict[str, set[str]] = {name: set() for name in edges}
@@ -541,7 +545,7 @@ def _on_cycles(edges: dict[str, set[str]]) -> list[str]:
                     gone.append(user)
         without = set(gone)
         edges = {name: back[name] - without for name in edges if name not in without}
-    return list(edges)
+    return edges
 
 
 def _chain(bodies: dict[str, str], first: str) -> int:
