@@ -13,7 +13,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
-from agent.gbnf import to_lark
+from agent.lark import to_lark
 from agent.llguidance_library import Guide, GuideError, Tokenizer
 from common.errors import ErrorCode, RequestError
 from common.ids import TokenId

@@ -15,6 +15,7 @@ COVERED_BY = {
     "agent/request.py": "agent/scheduler.py",
     "agent/kv.py": "agent/scheduler.py",
     "agent/echo.py": "agent/scheduler.py",
+    "agent/lark.py": "agent/gbnf.py",
     "balancer/buffer.py": "balancer/dispatcher.py",
     "balancer/pool.py": "balancer/dispatcher.py",
     "balancer/policy.py": "balancer/dispatcher.py",

@@ -3,7 +3,8 @@ import sys
 import pytest
 
 from agent.constraint import ConstraintCompiler
-from agent.gbnf import MAX_BYTES, MAX_CHAIN, MAX_DEPTH, MAX_ELEMENTS, to_lark
+from agent.gbnf import MAX_BYTES, MAX_DEPTH, MAX_ELEMENTS
+from agent.lark import MAX_CHAIN, to_lark
 from common.errors import ErrorCode, RequestError
 from common.ids import TokenId
 from common.messages import Gbnf
