@@ -242,10 +242,11 @@ class EmbeddingQueue:
         return [Finished(request_id, FinishReason.CANCELLED, request.usage)]
 
     def plan(self) -> Batch | None:
-        """The batch to go on with, the same one as before as long as somebody wants the rest of it;
-        None if there is nothing to do.
+        """The batch to go on with, the same one as before as long as somebody wants its next
+        document; None if there is nothing to do.
         """
-        if self._batch is None or not any(self._is_wanted(r) for r, _ in self._batch.open):
+        batch = self._batch
+        if batch is None or not batch.open or not self._is_wanted(batch.open[0][0]):
             documents = self._next_documents()
             self._batch = Batch(documents) if documents else None
         return self._batch

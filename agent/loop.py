@@ -139,13 +139,13 @@ class DecodeLoop:
         )
         told = time.monotonic()
         while self._receive(scheduler, documents, engine):
+            batch = documents.plan()
             self._carry_out(scheduler.make_room(), scheduler, engine)
-            chunks = scheduler.plan()
+            chunks = scheduler.plan(takes_turns=batch is not None)
             if chunks:
                 self._pass(chunks, scheduler, engine)
-            batch = documents.plan()
-            if batch is not None:
-                self._embed(batch, documents, embedder, most_tokens=scheduler.spare_tokens)
+            if batch is not None and (spare := scheduler.spare_tokens) != 0:
+                self._embed(batch, documents, embedder, most_tokens=spare)
             now = time.monotonic()
             if (scheduler.is_idle and documents.is_idle) or now - told > FIGURES_INTERVAL:
                 told = now

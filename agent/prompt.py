@@ -23,6 +23,7 @@ class PreparedRequest:
     sampler: Sampler
     stop: tuple[str, ...] = ()
     cache_salt: str = ""
+    cache_prompt: bool = True
 
 
 class Preparer:
@@ -74,6 +75,7 @@ class Preparer:
             sampler,
             request.stop,
             request.cache_salt,
+            request.cache_prompt,
         )
 
     def _too_long(self, count: str) -> RequestError:

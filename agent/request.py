@@ -23,6 +23,8 @@ class ActiveRequest:
     max_tokens: int
     text: TextStream
     salt: str
+    shares: bool
+    """May it begin with what other sequences hold?"""
     fed: int = 0
     """How many tokens the sequence holds, which is also the next position."""
     cached: int = 0

@@ -112,6 +112,7 @@ class Scheduler:
         self._has_failed = False
         """A decode has failed, and there may be requests that are suspected of it."""
         self._suspect_was_fed = False
+        self._prompts_were_fed = False
         """In the latest pass."""
 
     @property
@@ -123,10 +124,10 @@ class Scheduler:
         """How many tokens others may have the model compute before the next pass without making
         streams wait for too long; None: as many as they like.
         """
-        if self.is_idle:
-            return None
         rows, _ = self._split()
-        return self._budget.tokens(len(rows))
+        if not rows:
+            return None
+        return 0 if self._prompts_were_fed else self._budget.tokens(len(rows))
 
     @property
     def figures(self) -> Figures:
@@ -159,6 +160,7 @@ class Scheduler:
             request.max_tokens,
             TextStream(request.stop),
             request.cache_salt,
+            request.cache_prompt,
         )
         self._requests[request.request_id] = active
         self._waiting.append(active)
@@ -194,8 +196,11 @@ class Scheduler:
         if request.generated == 0:
             request.cached = 0
 
-    def plan(self) -> list[Chunk]:
+    def plan(self, *, takes_turns: bool = False) -> list[Chunk]:
         """Chunks for one decode; none if there is nothing to do.
+
+        ``takes_turns``: others have tokens to be computed too (``spare_tokens``), so that beside
+        streams prompts are fed in every second pass only.
 
         0. After a failed decode those it touched are fed alone, the oldest first, by turns with
            all others.
@@ -204,6 +209,8 @@ class Scheduler:
            is left, so that a short one does not wait for a long one; then the oldest the rest.
         """
         rows, prompts = self._split()
+        if takes_turns and rows and self._prompts_were_fed:
+            prompts = []
         if suspects := self._suspects():
             rows = [request for request in rows if not request.is_suspect]
             prompts = [request for request in prompts if not request.is_suspect]
@@ -239,6 +246,7 @@ class Scheduler:
             self._kv.cells.grow(chunk.sequence_id, len(chunk.tokens))
             if chunk.wants_token:
                 self._take(request, decoded, effects)
+        self._prompts_were_fed = fed > rows
         self._prompt_tokens += fed - rows
         self._budget.measured(seconds=seconds, rows=rows, prompt_tokens=fed - rows)
         self._rates.measured(seconds=seconds, rows=rows, prompt_tokens=fed - rows)
@@ -277,7 +285,9 @@ class Scheduler:
             if full:
                 still_waiting.append(request)
                 continue
-            prefix = self._kv.find(request.tokens, fed, salt=request.salt)
+            prefix = None
+            if request.shares:
+                prefix = self._kv.find(request.tokens, fed, salt=request.salt)
             if prefix is not None and prefix.expected - prefix.ready >= WORTH_WAITING:
                 still_waiting.append(request)
                 continue

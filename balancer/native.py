@@ -196,7 +196,7 @@ class GenerationParams(Strict):
     """So many answers to the one prompt, told apart by ``index``."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Tell each token's log probability, and those of so many alternatives."""
-    cache_salt: Annotated[str, Field(max_length=128)] = ""
+    cache_salt: Annotated[str, Field(max_length=128)] | None = None
     """Cached prompts are shared only between requests of the same salt."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     stop: Annotated[
@@ -252,7 +252,9 @@ def generate(params: GenerationParams, request_id: RequestId, sampling: Sampling
         stop=params.stop or (),
         constraint=_constraint(params.grammar),
         logprobs=params.logprobs,
-        cache_salt=params.cache_salt,
+        cache_salt=params.cache_salt or "",
+        # Several answers are not alone in the batch anyway, and had better share their prompt.
+        cache_prompt=params.seed is None or params.n > 1,
     )
 
 
@@ -530,15 +532,20 @@ def embedding_messages(
             assert_never(event)
 
 
+MOST_NAMED = 100
+"""Documents that failed, in one message."""
+
+
 def embedding_done(request_id: str, failed: Sequence[DocumentFailed]) -> Message:
     """The last message of a batch that nothing has ended early. The published format has no word
     for a document that failed while the others went on, so it is told at the end.
     """
     if not failed:
         return _embedding(request_id, None, "Done")
-    first = failed[0]
-    more = f"; {len(failed) - 1} more failed" if len(failed) > 1 else ""
-    error = f"document {first.document_id!r} could not be embedded: {first.message}{more}"
+    told = [f"{each.document_id!r} ({each.message})" for each in failed[:MOST_NAMED]]
+    if len(failed) > MOST_NAMED:
+        told.append(f"{len(failed) - MOST_NAMED} more")
+    error = f"documents that could not be embedded: {', '.join(told)}"
     return _embedding(request_id, None, {"Error": error})
 
 

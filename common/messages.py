@@ -140,6 +140,10 @@ class Generate(Frame, frozen=True, kw_only=True):
     """How many alternatives to tell with each token's log probability; None: do not tell it."""
     cache_salt: str = ""
     """Cached prompts are shared only between requests of the same salt (one for each tenant)."""
+    cache_prompt: bool = True
+    """Begin with what is cached of the prompt. Then its cells lie elsewhere and are summed up in
+    another order, so that the same seed may give another text.
+    """
 
 
 class Pooling(enum.StrEnum):
@@ -258,6 +262,7 @@ class DocumentTooLong(Frame, frozen=True):
     request_id: RequestId
     document_id: str
     tokens: Count
+    """At least: a text that is far too long is not tokenized to the end."""
     limit: Count
 
 

@@ -47,7 +47,7 @@ WORDS = tuple(_WORDS.split())
 PICTURE_NEEDS = "matplotlib>=3.11,<4"
 """As the extra ``bench`` in pyproject.toml says."""
 
-LONGEST_REASON = 120
+LONGEST_REASON = 300
 """Characters of a reason that are kept; reasons are counted, so they must not differ in details."""
 
 SHOWN_REASONS = 10

@@ -134,6 +134,42 @@ async def test_a_pattern_with_an_escape_is_honoured(client: httpx.AsyncClient) -
     assert json.loads(text(told)) == "hello there indeed!"
 
 
+async def test_documents_are_embedded_beside_a_stream_and_bad_ones_are_named(
+    client: httpx.AsyncClient,
+) -> None:
+    state = (await client.get("/api/v1/balancer_desired_state")).json()
+    enabled = state["inference_parameters"] | {"enable_embeddings": True, "pooling_type": "Mean"}
+    changed = state | {"inference_parameters": enabled}
+    await client.put("/api/v1/balancer_desired_state", json=changed)
+    contents = {"empty": "", "short": "hello", "long": "word " * 300, "too long": "word " * 2100}
+    documents = [{"id": name, "content": content} for name, content in contents.items()]
+
+    try:
+        stream, response = await asyncio.gather(
+            answer(client, "One, two, three,", max_tokens=60),
+            client.post(
+                "/api/v1/generate_embedding_batch",
+                json={"input_batch": documents, "normalization_method": "L2"},
+            ),
+        )
+    finally:
+        await client.put("/api/v1/balancer_desired_state", json=state)
+
+    assert usage(stream)["content_tokens"] == 60
+    lines = [json.loads(line)["Response"]["response"] for line in response.text.splitlines()]
+    *told, end = (line["Embedding"] for line in lines)
+    vectors = {
+        each["Embedding"]["source_document_id"]: each["Embedding"]["embedding"]
+        for each in told
+        if "Embedding" in each
+    }
+    assert vectors.keys() == {"short", "long"}
+    assert all(sum(x * x for x in vector) == pytest.approx(1) for vector in vectors.values())
+    (refused,) = (each["DocumentExceedsBatchSize"] for each in told if "Embedding" not in each)
+    assert refused["source_document_id"] == "too long"
+    assert "'empty'" in end["Error"]
+
+
 async def test_sixty_four_streams_are_interleaved_and_none_is_cut(
     client: httpx.AsyncClient,
 ) -> None:

@@ -130,6 +130,28 @@ def test_more_requests_than_slots_are_all_served(up: Up) -> None:
     assert all("Done" in stream.results[-1] for stream in streams)
 
 
+def test_the_same_seed_gives_the_same_text_whatever_is_cached(up: Up) -> None:
+    body = {
+        "raw_prompt": "In a small house at the edge of a large forest, long ago, there lived a",
+        "max_tokens": 30,
+        "sampling": {"temperature": 1.5, "ignore_eos": True},
+    }
+
+    def ask(seed: int | None) -> tuple[str, int]:
+        response = up.client.post("/api/v1/continue_from_raw_prompt", json={**body, "seed": seed})
+        messages = [json.loads(line)["Response"] for line in response.text.splitlines()]
+        results = [message["response"]["GeneratedToken"] for message in messages]
+        text = "".join(result.get("ContentToken", "") for result in results)
+        return text, results[-1]["Done"]["usage"]["cached_prompt_tokens"]
+
+    ask(None)
+    assert ask(None)[1] > 10
+    texts = {ask(7)[0] for _ in range(3)}
+    assert len(texts) == 1
+    assert ask(8)[0] not in texts
+    assert ask(7)[1] == 0
+
+
 def test_a_prompt_that_cannot_fit_is_refused_with_the_numbers(up: Up) -> None:
     response = up.client.post(
         "/api/v1/continue_from_raw_prompt", json={"raw_prompt": "word " * 6000, "max_tokens": 5}

@@ -231,9 +231,20 @@ def test_a_request_is_not_told_of_an_earlier_one_with_its_id() -> None:
     waiting.cancel(R1)
     waiting.submit(request(R1, document("new", 5)))
 
-    assert waiting.plan() is batch
     assert waiting.commit([rows([5]), rows([1])]) == [embedded(R2, "b", 1), finished(R2, 1)]
+    assert waiting.plan() is not batch
     assert names(planned(waiting)) == ["new"]
+
+
+def test_what_a_cancelled_request_wanted_is_not_computed_to_its_end() -> None:
+    waiting = queue()
+    waiting.submit(request(R1, document("long", 8)))
+    waiting.submit(request(R2, document("b", 1)))
+    assert names(planned(waiting)) == ["long", "b"]
+
+    waiting.cancel(R1)
+
+    assert names(planned(waiting)) == ["b"]
 
 
 def test_documents_that_are_pooled_differently_do_not_share_a_batch() -> None:

@@ -74,12 +74,13 @@ class Running:
         stop: tuple[str, ...] = (),
         salt: str = "",
         ignore_eos: bool = False,
+        cache_prompt: bool = True,
     ) -> None:
         prompt = [TokenId(byte) for byte in text.encode()]
         sampler = self.engine.sampler(prompt, Sampling(ignore_eos=ignore_eos), None, None)
         self.do(
             self.scheduler.submit(
-                PreparedRequest(request_id, prompt, max_tokens, sampler, stop, salt)
+                PreparedRequest(request_id, prompt, max_tokens, sampler, stop, salt, cache_prompt)
             )
         )
 
@@ -422,6 +423,21 @@ def test_a_prefix_that_will_not_come_is_fed_by_the_next(how: str) -> None:
     assert running.text(R2) == SYSTEM * 20
 
 
+def test_a_request_may_want_its_prompt_read_anew_and_others_share_it_then() -> None:
+    running = Running(slots=2, context=200)
+    running.submit(R1, "a" * 50, max_tokens=1)
+    running.run()
+
+    running.submit(R2, "a" * 50, max_tokens=1, cache_prompt=False)
+    running.step()
+    assert running.fed == 100
+    running.run()
+    running.submit(R3, "a" * 50, max_tokens=1)
+    running.step()
+
+    assert running.fed == 101
+
+
 def test_nothing_is_shared_across_salts() -> None:
     running = Running(context=200)
     running.submit(R1, SYSTEM, salt="tenant a")
@@ -641,6 +657,23 @@ def test_a_long_prompt_is_fed_in_pieces_that_fit_the_gap() -> None:
 
     assert longest <= 0.3
     assert len(running.passes) < 120, "fed in pieces that are too small"
+
+
+def test_prompts_and_others_take_turns_beside_a_stream() -> None:
+    running = Running(context=2000, batch_size=512)
+    running.submit(R1, "a" * 5, ignore_eos=True)
+    running.step()
+    running.submit(R2, "b" * 1000)
+
+    turns: list[tuple[bool, bool]] = []
+    for _ in range(6):
+        running.do(running.scheduler.make_room())
+        chunks = running.scheduler.plan(takes_turns=True)
+        decoded = running.engine.decode(chunks)
+        running.do(running.scheduler.commit(chunks, decoded, seconds=0.01))
+        turns.append((len(chunks) > 1, running.scheduler.spare_tokens != 0))
+
+    assert turns == [(False, True), (True, False)] * 3
 
 
 def test_without_streams_a_prompt_gets_the_whole_batch() -> None:

@@ -489,7 +489,7 @@ async def test_a_document_that_fails_is_told_when_the_others_are_done(
 
         assert [line async for line in lines] == []
     assert embedded["Embedding"]["source_document_id"] == "b"
-    assert end == {"Error": "document 'a' could not be embedded: it is empty"}
+    assert end == {"Error": "documents that could not be embedded: 'a' (it is empty)"}
 
 
 async def test_documents_are_embedded_as_the_desired_state_says(

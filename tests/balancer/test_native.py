@@ -109,6 +109,15 @@ def test_a_request_may_replace_single_sampling_values() -> None:
     assert frame.stop == ("x",)
 
 
+@pytest.mark.parametrize(
+    ("options", "uses"), [({}, True), ({"seed": 1}, False), ({"seed": 1, "n": 2}, True)]
+)
+def test_what_is_cached_is_not_used_where_a_seed_must_give_the_same_text(
+    options: dict[str, Any], uses: bool
+) -> None:
+    assert native.generate(raw(**options), R, Sampling()).cache_prompt is uses
+
+
 def test_optional_keys_may_be_null() -> None:
     frame = native.generate(raw(sampling=None, stop=None, seed=None, grammar=None), R, Sampling())
 
