@@ -1,6 +1,6 @@
 """What an answer may be made to follow: JSON schemas and grammars, by the library llguidance.
 
-llguidance bounds its own work; here it is made to ignore nothing that a schema says.
+``agent.llguidance_library`` bounds its work; here it is made to ignore nothing that a schema says.
 """
 
 import json

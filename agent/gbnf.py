@@ -156,8 +156,8 @@ class _Parser:
             self._fail(f"expected the end of the rule, found {self._found}")
         self._space(newlines=True)
 
-    def _count(self, elements: int = 1) -> None:
-        self._elements += elements
+    def _count(self) -> None:
+        self._elements += 1
         if self._elements > MAX_ELEMENTS:
             self._fail(f"it has over {MAX_ELEMENTS} elements")
 

@@ -121,7 +121,7 @@ class LlamaSampler:
 
     def __init__(
         self,
-        chain: "Chain",
+        chain: Chain,
         prompt: Sequence[TokenId],
         *,
         bias: dict[TokenId, float],
@@ -130,7 +130,7 @@ class LlamaSampler:
         logprobs: int | None,
         vocabulary: LlamaVocabulary,
         ends: Sequence[TokenId],
-        candidates: "Candidates",
+        candidates: Candidates,
     ) -> None:
         self.chain: Any = chain.handle
         self._close = chain.close

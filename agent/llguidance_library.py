@@ -201,7 +201,8 @@ class Guide:
 
     def allows(self, token: TokenId) -> bool:
         """May the answer go on with this token of text?"""
-        return self._step(lib.llg_matcher_validate_tokens, ctypes.byref(ctypes.c_uint32(token)), 1)
+        one = ctypes.byref(ctypes.c_uint32(token))
+        return self._step(lib.llg_matcher_validate_tokens, one, ctypes.c_size_t(1)) == 1
 
     def allowed(self) -> NDArray[np.bool_]:
         """The same of all tokens; that of the end means nothing."""
