@@ -230,6 +230,58 @@ class Logprobs(msgspec.Struct, frozen=True):
     """The likeliest ones, likeliest first; the chosen one need not be among them."""
 
 
+class TokenClass(enum.StrEnum):
+    """What a part of an answer is for."""
+
+    CONTENT = "content"
+    REASONING = "reasoning"
+    TOOL_CALL = "tool_call"
+    UNDETERMINABLE = "undeterminable"
+    """The model's template asks for a format that is not known here."""
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of an answer, without the marks that set its class apart."""
+
+    token_class: TokenClass
+    text: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    call_id: str
+    name: str
+    arguments: str
+    """JSON text if ``is_json``, else what the model wrote instead."""
+    is_json: bool = True
+
+
+class ToolCallsParsed(Frame, frozen=True):
+    calls: tuple[ToolCall, ...]
+
+
+class ToolCallsUnreadable(Frame, frozen=True):
+    """The format is known, but what the model wrote does not follow it."""
+
+    message: str
+
+
+class ToolCallsInvalid(Frame, frozen=True):
+    """The calls name tools that were not offered, or their arguments break the tools' schemas."""
+
+    errors: tuple[str, ...]
+
+
+class ToolCallFormatUnknown(Frame, frozen=True):
+    text: str
+    """All that could be a tool call, as the model wrote it."""
+    message: str
+
+
+ToolCallResult: TypeAlias = (
+    ToolCallsParsed | ToolCallsUnreadable | ToolCallsInvalid | ToolCallFormatUnknown
+)
+
+
 class TokenGenerated(Frame, frozen=True):
     request_id: RequestId
     token: TokenId
@@ -297,6 +349,75 @@ class Busy(Frame, frozen=True):
 Event: TypeAlias = (
     TokenGenerated | Embedded | DocumentTooLong | DocumentFailed | Finished | Failed | Busy
 )
+
+
+class NoModel(Frame, frozen=True):
+    """Nothing is to be loaded."""
+
+
+class LocalModel(Frame, frozen=True):
+    """A file on the agent's machine."""
+
+    path: str
+
+
+class HuggingFaceModel(Frame, frozen=True):
+    repo_id: str
+    filename: str
+    revision: str
+
+
+class UrlModel(Frame, frozen=True):
+    url: str
+    sha256: str | None = None
+    """Lower-case hexadecimal digits; None: only the size is checked."""
+
+
+ModelReference: TypeAlias = NoModel | LocalModel | HuggingFaceModel | UrlModel
+
+
+class Download(msgspec.Struct, frozen=True):
+    """A file that is being fetched. In bytes."""
+
+    filename: str
+    current: int
+    total: int | None
+    """None: the server does not tell."""
+
+
+class IssueKind(enum.StrEnum):
+    """What keeps an agent from serving what it should; named as in the published wire format."""
+
+    CACHE_CANNOT_ACQUIRE_LOCK = "CacheCannotAcquireLock"
+    CACHE_DIRECTORY_IS_NOT_WRITABLE = "CacheDirectoryIsNotWritable"
+    CACHE_STORAGE_IS_FULL = "CacheStorageIsFull"
+    CHAT_TEMPLATE_DOES_NOT_COMPILE = "ChatTemplateDoesNotCompile"
+    DOWNLOAD_INTERRUPTED = "DownloadInterrupted"
+    DOWNLOAD_SERVER_DENIED_ACCESS = "DownloadServerDeniedAccess"
+    DOWNLOAD_SERVER_ERRORED = "DownloadServerErrored"
+    DOWNLOAD_SERVER_IS_UNREACHABLE = "DownloadServerIsUnreachable"
+    DOWNLOAD_SERVER_REJECTED_REQUEST = "DownloadServerRejectedRequest"
+    DOWNLOAD_URL_IS_MALFORMED = "DownloadUrlIsMalformed"
+    HUGGING_FACE_CANNOT_ACQUIRE_LOCK = "HuggingFaceCannotAcquireLock"
+    HUGGING_FACE_MODEL_DOES_NOT_EXIST = "HuggingFaceModelDoesNotExist"
+    HUGGING_FACE_PERMISSIONS = "HuggingFacePermissions"
+    MODEL_CACHE_IS_CORRUPTED = "ModelCacheIsCorrupted"
+    MODEL_CANNOT_BE_LOADED = "ModelCannotBeLoaded"
+    MODEL_DOES_NOT_EXIST_AT_URL = "ModelDoesNotExistAtUrl"
+    MODEL_FILE_DOES_NOT_EXIST = "ModelFileDoesNotExist"
+    MULTIMODAL_PROJECTION_CANNOT_BE_LOADED = "MultimodalProjectionCannotBeLoaded"
+    SLOT_CANNOT_START = "SlotCannotStart"
+    UNABLE_TO_FIND_CHAT_TEMPLATE = "UnableToFindChatTemplate"
+
+
+class AgentIssue(msgspec.Struct, frozen=True):
+    kind: IssueKind
+    model_path: str
+    """The file, or the reference as an operator would write it."""
+    detail: str = ""
+    """What happened, in words."""
+    lock_path: str = ""
+    """Of ``HUGGING_FACE_CANNOT_ACQUIRE_LOCK``."""
 
 
 class Issue(enum.StrEnum):
