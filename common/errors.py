@@ -17,6 +17,7 @@ class ErrorCode(enum.StrEnum):
     MULTIMODAL_NOT_SUPPORTED = "multimodal_not_supported"
     INVALID_GRAMMAR = "invalid_grammar"
     INVALID_SCHEMA = "invalid_schema"
+    INVALID_TOOL_SCHEMA = "invalid_tool_schema"
     GRAMMAR_WITH_THINKING = "grammar_with_thinking"
     GRAMMAR_REJECTED = "grammar_rejected"
     SLOW_CLIENT = "slow_client"
@@ -39,6 +40,7 @@ STATUS = {
     ErrorCode.MULTIMODAL_NOT_SUPPORTED: 400,
     ErrorCode.INVALID_GRAMMAR: 400,
     ErrorCode.INVALID_SCHEMA: 400,
+    ErrorCode.INVALID_TOOL_SCHEMA: 400,
     ErrorCode.GRAMMAR_WITH_THINKING: 400,
     ErrorCode.GRAMMAR_REJECTED: 500,
     ErrorCode.SLOW_CLIENT: 503,
