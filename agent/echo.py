@@ -114,6 +114,7 @@ class EchoEngine:
         self.vocabulary = ByteVocabulary()
         self.embedder = EchoEmbedder()
         self.chat_template: str | None = CHAT_TEMPLATE
+        self.metadata: Mapping[str, str] = {"general.architecture": "echo"}
         self.capacity = Capacity(
             slots=slots,
             sequences=2 * slots if sequences is None else sequences,

@@ -129,6 +129,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the model's file says of itself."""
+        ...
+
+    @property
     def capacity(self) -> Capacity: ...
 
     def sampler(

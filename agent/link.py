@@ -22,6 +22,7 @@ from common.messages import (
     PING_INTERVAL,
     PING_TIMEOUT,
     REFUSED,
+    Described,
     Join,
     Status,
     Step,
@@ -53,6 +54,8 @@ class Handler(Protocol):
 
     def status(self) -> Status: ...
 
+    def description(self) -> Described: ...
+
     def received(self, frame: ToAgent, /) -> None: ...
 
     def lost(self) -> None:
@@ -76,6 +79,7 @@ class Link:
         self._handler = handler
         self._steps: deque[Step] = deque()
         self._status_changed = False
+        self._description_changed = False
         self._closing = False
         self._wake = asyncio.Event()
 
@@ -87,6 +91,11 @@ class Link:
     def status_changed(self) -> None:
         """Send the newest status soon; several changes at once become one frame."""
         self._status_changed = True
+        self._wake.set()
+
+    def description_changed(self) -> None:
+        """Send the newest description soon."""
+        self._description_changed = True
         self._wake.set()
 
     def close(self) -> None:
@@ -152,6 +161,7 @@ class Link:
     async def _write(self, socket: ClientConnection) -> None:
         await socket.send(encode(self._handler.join()))
         self._status_changed = False
+        self._description_changed = True
         while True:
             if len(self._steps) > MAX_OUTBOX:
                 log.warning("the link to %s is too slow", self._url)
@@ -159,6 +169,9 @@ class Link:
                 return
             while self._steps:
                 await socket.send(encode(self._steps.popleft()))
+            if self._description_changed:
+                self._description_changed = False
+                await socket.send(encode(self._handler.description()))
             if self._status_changed:
                 self._status_changed = False
                 await socket.send(encode(self._handler.status()))

@@ -2,11 +2,13 @@
 
 It uses llama.cpp's C API (as bound in ``llama_cpp.llama_cpp``; its meaning is documented in
 ``include/llama.h``): one context for all sequences, one sampler for each request. Flash attention
-is left to llama.cpp's choice: on a CPU it passes over the cells of other sequences at little cost.
+is left to llama.cpp's choice unless somebody says otherwise: on a CPU it passes over the cells of
+other sequences at little cost.
 """
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from agent.llama_library import LlamaVocabulary, because, forget_messages, lib, 
 from agent.llama_sampler import LlamaSampler, LlamaSamplers
 from common.errors import DecodeError, ModelError, RequestError
 from common.ids import SequenceId, TokenId
-from common.messages import Constraint, Logprobs, Sampling
+from common.messages import CacheType, Constraint, FlashAttention, Logprobs, Sampling
 
 DEFAULT_CONTEXT = 4096
 """Tokens of one request, prompt and answer, unless the model was trained for fewer."""
@@ -28,6 +30,53 @@ BATCH_SIZE = 512
 
 EMBEDDING_BATCH_SIZE = 2048
 """Tokens in one ``embed`` at most, and in one document; that of the published wire format."""
+
+ALL_LAYERS = 2**31 - 1
+
+FLASH_ATTENTION = {
+    FlashAttention.AUTO: lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    FlashAttention.ON: lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    FlashAttention.OFF: lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+
+GGML_TYPE_BF16 = 30
+"""From ``ggml.h``; the binding leaves it out."""
+
+CACHE_TYPES = {
+    CacheType.F32: lib.GGML_TYPE_F32,
+    CacheType.F16: lib.GGML_TYPE_F16,
+    CacheType.BF16: GGML_TYPE_BF16,
+    CacheType.Q8_0: lib.GGML_TYPE_Q8_0,
+    CacheType.Q4_0: lib.GGML_TYPE_Q4_0,
+    CacheType.Q4_1: lib.GGML_TYPE_Q4_1,
+    CacheType.IQ4_NL: lib.GGML_TYPE_IQ4_NL,
+    CacheType.Q5_0: lib.GGML_TYPE_Q5_0,
+    CacheType.Q5_1: lib.GGML_TYPE_Q5_1,
+}
+
+FLOATS = {CacheType.F32, CacheType.F16, CacheType.BF16}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where the model's layers are."""
+
+    gpu_layers: int = 0
+    """On GPUs; negative: all."""
+    tensor_split: tuple[float, ...] = ()
+    """The part of each GPU; empty: as llama.cpp divides them."""
+    main_gpu: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    flash: FlashAttention = FlashAttention.AUTO
+    k_cache: CacheType = CacheType.F16
+    v_cache: CacheType = CacheType.F16
+
+
+CPU = Device()
+DEFAULT_ATTENTION = Attention()
 
 DECODE_ERRORS = {
     1: "no room in the KV cache",
@@ -93,22 +142,26 @@ class LlamaEngine:
         *,
         slots: int,
         threads: int,
-        context: int | None = None,
+        context: int = DEFAULT_CONTEXT,
         cells: int | None = None,
         layout: KvLayout = KvLayout.UNIFIED,
         samplers: SamplerPlace = SamplerPlace.AUTO,
+        embedding_batch_size: int = EMBEDDING_BATCH_SIZE,
+        device: Device = CPU,
+        attention: Attention = DEFAULT_ATTENTION,
     ) -> None:
         """Load the model; takes seconds. Raises ``ModelError``.
 
-        ``context``: tokens of one request at most, prompt and answer; None: ``DEFAULT_CONTEXT``,
-        or what the model was trained for if that is less. ``cells``: tokens of all requests
-        together, in the unified layout; None: enough for ``slots`` times ``context``.
+        ``context``: tokens of one request at most, prompt and answer, and never more than the model
+        was trained for; 0: as many as that. ``cells``: tokens of all requests together, in the
+        unified layout; None: as many as one may have. ``embedding_batch_size``: tokens of one
+        document, and of those that are embedded together, at most.
         """
         start_library()
-        self._model: Any = _load(model_path)
+        self._model: Any = _load(model_path, device)
         self._handle: Any = None
         self._samplers: dict[SequenceId, LlamaSampler] = {}
-        self.embedder = LlamaEmbedder(self._model, threads=threads, batch_size=EMBEDDING_BATCH_SIZE)
+        self.embedder = LlamaEmbedder(self._model, threads=threads, batch_size=embedding_batch_size)
         try:
             self.capacity = self._plan_capacity(slots, context, cells, layout)
             self.vocabulary = LlamaVocabulary(self._model)
@@ -117,7 +170,8 @@ class LlamaEngine:
             attach = samplers is SamplerPlace.CONTEXT or (
                 samplers is SamplerPlace.AUTO and lib.llama_supports_gpu_offload()
             )
-            self._handle = self._open_context(threads, layout)
+            self.metadata = _metadata(self._model)
+            self._handle = self._open_context(threads, layout, attention)
             self._memory: Any = lib.llama_get_memory(self._handle)
             self._row_type: Any = ctypes.c_float * self.vocabulary.size
             self._batch = _Batch(self.capacity.batch_size)
@@ -210,14 +264,11 @@ class LlamaEngine:
             self._model = None
 
     def _plan_capacity(
-        self, slots: int, context: int | None, cells: int | None, layout: KvLayout
+        self, slots: int, context: int, cells: int | None, layout: KvLayout
     ) -> Capacity:
         trained: int = lib.llama_model_n_ctx_train(self._model)
-        if context is not None and context > trained:
-            raise ModelError(
-                f"a context of {context} tokens is too much: the model was trained for {trained}"
-            )
-        context = min(DEFAULT_CONTEXT, trained) if context is None else context
+        wanted = context or trained
+        context = min(wanted, trained)
         most: int = lib.llama_max_parallel_sequences()
         if slots > most:
             raise ModelError(f"{slots} slots are too many: llama.cpp allows {most} sequences")
@@ -226,7 +277,7 @@ class LlamaEngine:
         if not unified:
             cells = context * sequences
         elif cells is None:
-            cells = context * slots
+            cells = wanted
         elif cells < context:
             raise ModelError(f"{cells} KV cells cannot hold one request of {context} tokens")
         keeps_one_state: bool = lib.llama_model_is_recurrent(
@@ -242,7 +293,11 @@ class LlamaEngine:
             shares_part=not keeps_one_state,
         )
 
-    def _open_context(self, threads: int, layout: KvLayout) -> Any:
+    def _open_context(self, threads: int, layout: KvLayout, attention: Attention) -> Any:
+        if attention.flash is FlashAttention.OFF and attention.v_cache not in FLOATS:
+            raise ModelError(
+                f"values in the KV cache as {attention.v_cache} need flash attention, which is off"
+            )
         capacity = self.capacity
         params = lib.llama_context_default_params()
         params.n_ctx = capacity.cells
@@ -254,6 +309,9 @@ class LlamaEngine:
         params.kv_unified = layout is KvLayout.UNIFIED
         params.n_outputs_max_per_seq = 1
         params.no_perf = True
+        params.flash_attn_type = FLASH_ATTENTION[attention.flash]
+        params.type_k = CACHE_TYPES[attention.k_cache]
+        params.type_v = CACHE_TYPES[attention.v_cache]
         forget_messages()
         handle = lib.llama_init_from_model(self._model, params)
         if handle is None:
@@ -274,9 +332,44 @@ class LlamaEngine:
         return np.frombuffer(memory, np.float32)
 
 
-def _load(model_path: str) -> Any:
+def check_loadable(model_path: str) -> None:
+    """Read all but the weights. Raises ``ModelError`` if llama.cpp cannot make sense of the file."""
+    start_library()
+    lib.llama_model_free(_load(model_path, CPU, vocab_only=True))
+
+
+def _load(model_path: str, device: Device, *, vocab_only: bool = False) -> Any:
+    params = lib.llama_model_default_params()
+    params.vocab_only = vocab_only
+    params.n_gpu_layers = ALL_LAYERS if device.gpu_layers < 0 else device.gpu_layers
+    params.main_gpu = device.main_gpu
+    most: int = lib.llama_max_devices()
+    if len(device.tensor_split) > most:
+        raise ModelError(f"tensor_split names more than {most} devices")
+    split = (ctypes.c_float * most)(*device.tensor_split)
+    if device.tensor_split:
+        params.tensor_split = split
     forget_messages()
-    model = lib.llama_model_load_from_file(model_path.encode(), lib.llama_model_default_params())
+    model = lib.llama_model_load_from_file(model_path.encode(), params)
     if model is None:
         raise ModelError(f"{model_path} could not be loaded{because()}")
     return model
+
+
+def _metadata(model: Any) -> dict[str, str]:
+    """All keys with one value; llama.cpp keeps no lists."""
+    count: int = lib.llama_model_meta_count(model)
+    return {
+        _string(lib.llama_model_meta_key_by_index, model, n): _string(
+            lib.llama_model_meta_val_str_by_index, model, n
+        )
+        for n in range(count)
+    }
+
+
+def _string(function: Any, model: Any, index: int) -> str:
+    """What a function of llama.cpp writes into a buffer; it says how long it would have to be."""
+    length: int = function(model, index, None, 0)
+    buffer = ctypes.create_string_buffer(max(0, length) + 1)
+    function(model, index, buffer, len(buffer))
+    return buffer.value.decode(errors="replace")

@@ -4,11 +4,16 @@ No I/O here, and nothing that belongs to the decode thread: long prompts are pre
 so that they do not hold up the streams that run.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from agent.embedding import EmbeddingRequest, tokenize
 from agent.engine import Engine, Sampler
+from agent.formats import recognize
+from agent.output import OutputStream
+from agent.output_parser import OutputParser
 from agent.template import ChatTemplate
+from agent.tools import Tools
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, TokenId
 from common.messages import Conversation, Embed, Generate, RawPrompt
@@ -21,33 +26,45 @@ class PreparedRequest:
     """At least one token, and fewer than the context holds."""
     max_tokens: int
     sampler: Sampler
-    stop: tuple[str, ...] = ()
+    output: OutputStream
+    marks: Mapping[TokenId, bytes] = field(default_factory=dict[TokenId, bytes])
+    """The texts of control tokens that the output's format needs."""
     cache_salt: str = ""
     cache_prompt: bool = True
 
 
 class Preparer:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, chat_template: str | None = None) -> None:
+        """``chat_template``: in place of the model's own."""
+        self.engine = engine
+        self.template = engine.chat_template if chat_template is None else chat_template
+        """Its source; None: there is none."""
+        self.template_error: RequestError | None = None
+        """Why conversations cannot be rendered; None: they can."""
         self._vocabulary = engine.vocabulary
         self._context = engine.capacity.context
-        self._template: ChatTemplate | None = None
-        self._why_no_template = "the model has no chat template"
-        if engine.chat_template is not None:
-            try:
-                self._template = ChatTemplate(engine.chat_template, self._vocabulary.special_texts)
-            except RequestError as error:
-                self._why_no_template = error.message
+        self._compiled: ChatTemplate | None = None
+        self.format = recognize(self.template)
+        self._marks = self._tokens_of(self.format.marks)
+        if self.template is None:
+            self.template_error = RequestError(
+                ErrorCode.CHAT_TEMPLATE_ERROR, "the model has no chat template"
+            )
+            return
+        try:
+            self._compiled = ChatTemplate(self.template, self._vocabulary.special_texts)
+        except RequestError as error:
+            self.template_error = error
 
     @property
-    def has_template(self) -> bool:
-        return self._template is not None
+    def slots(self) -> int:
+        return self.engine.capacity.slots
 
     def prepare(self, request: Generate | Embed) -> PreparedRequest | EmbeddingRequest:
         """Render and tokenize. Raises ``RequestError``, whose text is for the client."""
         if isinstance(request, Embed):
             longest = self._vocabulary.longest_piece
-            return tokenize(request, self._engine.embedder, longest_piece=longest)
+            return tokenize(request, self.engine.embedder, longest_piece=longest)
         return self.prepare_prompt(request)
 
     def prepare_prompt(self, request: Generate) -> PreparedRequest:
@@ -65,7 +82,7 @@ class Preparer:
             raise RequestError(ErrorCode.INVALID_REQUEST, "the prompt is empty")
         if len(tokens) >= self._context:
             raise self._too_long(str(len(tokens)))
-        sampler = self._engine.sampler(
+        sampler = self.engine.sampler(
             tokens, request.sampling, request.constraint, request.logprobs
         )
         return PreparedRequest(
@@ -73,10 +90,30 @@ class Preparer:
             tokens,
             request.max_tokens,
             sampler,
-            request.stop,
+            OutputStream(self._parser(request, text), stop=request.stop),
+            self._marks,
             request.cache_salt,
             request.cache_prompt,
         )
+
+    def _parser(self, request: Generate, text: str) -> OutputParser:
+        tools = None
+        offered = request.prompt.tools if isinstance(request.prompt, Conversation) else ()
+        if offered:
+            tools = Tools(offered)
+        wants_calls = isinstance(request.prompt, Conversation) and request.prompt.parse_tool_calls
+        return self.format.parser(
+            prompt=text, tools=tools if wants_calls else None, has_tools=bool(offered)
+        )
+
+    def _tokens_of(self, marks: Sequence[str]) -> dict[TokenId, bytes]:
+        """Those that are one token, whose own text is not shown."""
+        found: dict[TokenId, bytes] = {}
+        for mark in marks:
+            tokens = self._vocabulary.tokenize(mark)
+            if len(tokens) == 1 and not self._vocabulary.piece(tokens[0]):
+                found[tokens[0]] = mark.encode()
+        return found
 
     def _too_long(self, count: str) -> RequestError:
         return RequestError(
@@ -90,9 +127,9 @@ class Preparer:
             case RawPrompt(text):
                 return text
             case Conversation() as conversation:
-                if self._template is None:
+                if self._compiled is None:
                     raise RequestError(
                         ErrorCode.CHAT_TEMPLATE_ERROR,
-                        f"{self._why_no_template}; send a raw prompt instead",
+                        f"{self.template_error}; send a raw prompt instead",
                     )
-                return self._template.render(conversation)
+                return self._compiled.render(conversation)

@@ -5,11 +5,12 @@ the same whether a request begins or is resumed. The phase is not stored, it fol
 counts.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent.text import TextStream
+from agent.output import OutputStream
 from common.ids import RequestId, SequenceId, TokenId
-from common.messages import Usage
+from common.messages import TokenClass, Usage
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +22,9 @@ class ActiveRequest:
     tokens: list[TokenId]
     prompt_length: int
     max_tokens: int
-    text: TextStream
+    output: OutputStream
+    marks: Mapping[TokenId, bytes]
+    """The texts of control tokens that the output needs."""
     salt: str
     shares: bool
     """May it begin with what other sequences hold?"""
@@ -54,8 +57,12 @@ class ActiveRequest:
 
     @property
     def usage(self) -> Usage:
+        counts = self.output.counts
         return Usage(
             prompt_tokens=self.prompt_length,
             cached_prompt_tokens=self.cached,
-            content_tokens=self.generated,
+            content_tokens=counts[TokenClass.CONTENT],
+            reasoning_tokens=counts[TokenClass.REASONING],
+            tool_call_tokens=counts[TokenClass.TOOL_CALL],
+            undeterminable_tokens=counts[TokenClass.UNDETERMINABLE],
         )

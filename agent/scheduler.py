@@ -30,7 +30,6 @@ from agent.kv import KvCache, Prefix
 from agent.prompt import PreparedRequest
 from agent.rates import Rates
 from agent.request import ActiveRequest
-from agent.text import TextStream
 from common.errors import ErrorCode
 from common.ids import RequestId, SequenceId
 from common.messages import (
@@ -40,6 +39,7 @@ from common.messages import (
     Finished,
     FinishReason,
     TokenGenerated,
+    ToolCallsEnded,
 )
 
 WORTH_SHARING = 8
@@ -158,7 +158,8 @@ class Scheduler:
             list(request.prompt),
             len(request.prompt),
             request.max_tokens,
-            TextStream(request.stop),
+            request.output,
+            request.marks,
             request.cache_salt,
             request.cache_prompt,
         )
@@ -381,17 +382,22 @@ class Scheduler:
         if request.generated == 0:
             self._cached_tokens += request.cached
         request.tokens.append(token)
-        text = request.text.feed(self._vocabulary.piece(token))
+        piece = self._vocabulary.piece(token) or request.marks.get(token, b"")
+        told = request.output.feed(piece)
         logprobs = decoded.logprobs.get(sequence_id) if decoded.logprobs else None
-        effects.append(TokenGenerated(request.request_id, token, text, logprobs))
-        if request.text.stopped:
+        effects.append(TokenGenerated(request.request_id, token, told.segments, logprobs))
+        effects += (ToolCallsEnded(request.request_id, result) for result in told.results)
+        if request.output.stopped:
             effects += self._finish(request, FinishReason.STOP)
         elif request.generated >= request.max_tokens or len(request.tokens) >= self._context:
             effects += self._finish(request, FinishReason.LENGTH)
 
     def _finish(self, request: ActiveRequest, reason: FinishReason) -> list[Effect]:
-        tail = request.text.flush()
-        effects: list[Effect] = [Finished(request.request_id, reason, request.usage, tail)]
+        told = request.output.flush()
+        effects: list[Effect] = [
+            *(ToolCallsEnded(request.request_id, result) for result in told.results),
+            Finished(request.request_id, reason, request.usage, told.segments),
+        ]
         del self._requests[request.request_id]
         effects.append(Stop(request.sequence_id))
         if self._active.pop(request.sequence_id, None) is None:

@@ -1,28 +1,30 @@
-"""The agent as a whole: the model's thread, the slots and the link, put together.
+"""The agent as a whole: the model, the slots and the link, put together.
 
-Runs in one asyncio loop, in a Ray actor or a plain process alike. Its life: load the model and
-dial the balancer at once; serve; ``drain``: take nothing new, finish what runs; then stop.
+Runs in one asyncio loop, in a Ray actor or a plain process alike. Its life: dial the balancer, load
+what it wants, serve; load something else when it wants that; ``drain``: take nothing new, finish
+what runs; then stop.
 """
 
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 from agent.admission import Admission
-from agent.engine import Engine
+from agent.host import ModelHost, Models
 from agent.link import Link
-from agent.loop import DEFAULTS, DecodeLoop, LoopSettings, Work
+from agent.loop import DEFAULTS, LoopSettings, Work
 from agent.prompt import Preparer
-from common.errors import ErrorCode, ModelError, RequestError
+from agent.swap import ModelSwap
+from common.errors import ErrorCode, RequestError
 from common.ids import AgentId, RequestId
 from common.messages import (
     PROTOCOL,
     Busy,
     Cancel,
+    Described,
     Embed,
     Event,
     Failed,
@@ -30,10 +32,11 @@ from common.messages import (
     Finished,
     FinishReason,
     Generate,
-    Issue,
     Join,
+    SetState,
     Status,
     Step,
+    Swap,
     ToAgent,
     Usage,
 )
@@ -53,25 +56,28 @@ class Agent:
         *,
         balancer: str,
         name: str | None,
-        slots: int,
-        model_path: str,
-        load: Callable[[], Engine],
+        labels: Sequence[str] = (),
+        models: Models,
+        swap: ModelSwap,
         loop_settings: LoopSettings = DEFAULTS,
     ) -> None:
-        """``balancer``: the websocket address of its agent listener. ``load`` runs on a thread.
+        """``balancer``: the websocket address of its agent listener. ``labels``: what operators may
+        call this and other agents by.
 
         Must be made inside a running asyncio loop.
         """
         self._name = name
-        self._slots = slots
-        self._model_path = model_path
+        self._labels = tuple(labels)
         self._agent_id = AgentId(uuid.uuid4().hex)
         self._version = 0
-        self._issues: tuple[Issue, ...] = ()
         self._figures = Figures()
         self._admission = Admission()
-        self._preparer: Preparer | None = None
+        self._leaves = False
+        self._swap = swap
+        self._host = ModelHost(models, swap, self, loop_settings)
         self._preparing: dict[RequestId, Future[Work]] = {}
+        self._preparations = 0
+        """Calls on the threads that prepare, cancelled ones too: they use the model's vocabulary."""
         # More than one, so that a prompt does not wait for somebody's megabyte of documents.
         self._preparation = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
         self._wanted: set[RequestId] = set()
@@ -81,15 +87,13 @@ class Agent:
         self._idle.set()
         self._over: asyncio.Future[None] = self._asyncio.create_future()
         self._link = Link(balancer, self)
-        self._loop = DecodeLoop(load, self, loop_settings)
 
     async def run(self) -> None:
         """Serve until ``stop`` or ``drain``, or until it cannot go on.
 
-        Raises ``ModelError`` if the model cannot be loaded, ``LinkRefusedError`` if the balancer
-        does not want this agent. When it returns, the model is freed and the link closed.
+        Raises ``LinkRefusedError`` if the balancer does not want this agent. When it returns, the
+        model is freed and the link closed.
         """
-        self._loop.start()
         link = asyncio.create_task(self._link.run())
         reports = asyncio.create_task(self._report_while_busy())
         try:
@@ -102,15 +106,14 @@ class Agent:
             await asyncio.wait({link}, timeout=GOOD_BYE_TIMEOUT)
             link.cancel()
             await asyncio.gather(link, reports, return_exceptions=True)
-            self._loop.stop()
-            if not await asyncio.to_thread(self._loop.join, GOOD_BYE_TIMEOUT):
-                log.warning("the model's thread is still busy; leaving it behind")
             self._preparation.shutdown(wait=False, cancel_futures=True)
+            if not await self._host.stop(GOOD_BYE_TIMEOUT):
+                log.warning("the model's thread is still busy; leaving it behind")
 
     async def drain(self, timeout: float) -> None:  # noqa: ASYNC109
         """Take nothing new, let what runs come to its end for ``timeout`` seconds, then stop."""
-        self._admission.draining = True
-        self._status_changed()
+        self._leaves = True
+        self.changed()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._idle.wait()
@@ -121,99 +124,112 @@ class Agent:
         if not self._over.done():
             self._over.set_result(None)
 
-    # What the link asks and says (on the asyncio loop)
+    # What the link asks and says
 
     def join(self) -> Join:
         return Join(
-            protocol=PROTOCOL, agent_id=self._agent_id, name=self._name, status=self.status()
+            protocol=PROTOCOL,
+            agent_id=self._agent_id,
+            name=self._name,
+            status=self.status(),
+            labels=self._labels,
         )
 
     def status(self) -> Status:
         self._version += 1
+        loop = self._host.loop
         return Status(
             version=self._version,
-            slots_desired=self._slots,
+            slots_desired=self._swap.choices.slots or 0,
             slots_total=self._admission.slots,
             slots_processing=self._admission.processing,
             draining=self._admission.draining,
-            model_path=self._model_path,
-            issues=self._issues,
+            swapping=self._swap.is_swapping,
+            awaits_turn=self._swap.awaits_turn,
+            turn_taken=self._swap.turn_taken,
+            application=self._swap.application,
+            model_path=self._host.model_path,
+            model_names=self._host.model_names,
+            output_format=self._host.output_format,
+            uses_chat_template_override=self._host.description.chat_template_override is not None,
+            download=self._host.download,
+            issues=self._swap.issues,
             figures=self._figures,
-            step_age=self._loop.step_age,
+            step_age=None if loop is None else loop.step_age,
         )
+
+    def description(self) -> Described:
+        return self._host.description
 
     def received(self, frame: ToAgent, /) -> None:
         match frame:
             case Generate(request_id=request_id) | Embed(request_id=request_id):
-                if self._preparer is None or not self._admission.admit(request_id):
+                preparer = self._host.preparer
+                if preparer is None or not self._admission.admit(request_id):
                     self._link.send(Step((Busy(request_id),)))
                     return
                 self._idle.clear()
                 self._wanted.add(request_id)
-                self._status_changed()
-                self._prepare(self._preparer, frame)
+                self._link.status_changed()
+                self._prepare(preparer, frame)
             case Cancel(request_id):
                 self._cancel(request_id)
+            case SetState(state):
+                self._host.want(state)
+            case Swap(turn):
+                self._host.turn(turn)
+                self._tell_if_idle()
 
     def lost(self) -> None:
+        self._swap.link_lost()
         for request_id in tuple(self._wanted):
             self._cancel(request_id)
         self._wanted.clear()
 
-    # What the model's thread says (on that thread)
+    # What the model says
 
-    def loaded(self, engine: Engine, /) -> None:
-        self._hand_over(self._start_serving, engine.capacity.slots, Preparer(engine))
+    def changed(self) -> None:
+        self._admission.slots = self._host.slots
+        self._admission.draining = self._leaves or self._swap.is_swapping
+        self._link.status_changed()
+
+    def described(self) -> None:
+        self._link.description_changed()
 
     def happened(self, events: Sequence[Event], /) -> None:
-        self._hand_over(self._tell, events)
+        self._tell(events)
 
     def measured(self, figures: Figures, /) -> None:
-        self._hand_over(self._note, figures)
-
-    def ended(self, error: BaseException | None, /) -> None:
-        self._hand_over(self._give_up, error)
-
-    def _hand_over(self, function: Callable[..., None], *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-            self._asyncio.call_soon_threadsafe(function, *arguments)
-
-    # What follows from it (on the asyncio loop)
-
-    def _start_serving(self, slots: int, preparer: Preparer) -> None:
-        self._preparer = preparer
-        self._admission.slots = slots
-        if not preparer.has_template:
-            self._issues = (Issue.UNABLE_TO_FIND_CHAT_TEMPLATE,)
-        self._status_changed()
-
-    def _note(self, figures: Figures) -> None:
         self._figures = figures
-        self._status_changed()
+        self._link.status_changed()
+
+    def broke_down(self, error: BaseException, /) -> None:
+        self.changed()
+        if not self._over.done():
+            self._over.set_exception(error)
+
+    # What follows from it
 
     async def _report_while_busy(self) -> None:
         while True:
             await asyncio.sleep(STATUS_INTERVAL)
             if not self._idle.is_set():
-                self._status_changed()
-
-    def _give_up(self, error: BaseException | None) -> None:
-        self._admission.slots = 0
-        if isinstance(error, ModelError):
-            self._issues = (Issue.MODEL_CANNOT_BE_LOADED,)
-        self._status_changed()
-        if error is not None and not self._over.done():
-            self._over.set_exception(error)
+                self._link.status_changed()
 
     def _prepare(self, preparer: Preparer, request: Generate | Embed) -> None:
         request_id = request.request_id
         future: Future[Work] = self._preparation.submit(preparer.prepare, request)
         self._preparing[request_id] = future
-        future.add_done_callback(lambda done: self._hand_over(self._prepared, request_id, done))
+        self._preparations += 1
+        future.add_done_callback(
+            lambda done: self._host.hand_over(self._prepared, request_id, done)
+        )
 
     def _prepared(self, request_id: RequestId, future: Future[Work]) -> None:
-        if self._preparing.get(request_id) is not future:
-            return  # cancelled meanwhile, and said so
+        self._preparations -= 1
+        if self._preparing.get(request_id) is not future:  # cancelled meanwhile, and said so
+            self._tell_if_idle()
+            return
         del self._preparing[request_id]
         try:
             prepared = future.result()
@@ -225,12 +241,15 @@ class Agent:
             message = "the prompt could not be prepared"
             self._tell([Failed(request_id, ErrorCode.INTERNAL_ERROR, message)])
         else:
-            self._loop.submit(prepared)
+            # It holds a slot, and no model is freed before all slots are free.
+            assert self._host.loop is not None
+            self._host.loop.submit(prepared)
 
     def _cancel(self, request_id: RequestId) -> None:
         future = self._preparing.pop(request_id, None)
         if future is None:
-            self._loop.cancel(request_id)
+            if self._host.loop is not None:
+                self._host.loop.cancel(request_id)
         else:
             future.cancel()
             self._tell([Finished(request_id, FinishReason.CANCELLED, Usage())])
@@ -245,9 +264,10 @@ class Agent:
             for request_id in over:
                 self._admission.release(request_id)
                 self._wanted.discard(request_id)
-            if self._admission.is_idle:
-                self._idle.set()
-            self._status_changed()
+            self._link.status_changed()
+            self._tell_if_idle()
 
-    def _status_changed(self) -> None:
-        self._link.status_changed()
+    def _tell_if_idle(self) -> None:
+        if self._admission.is_idle and not self._preparations:
+            self._idle.set()
+            self._host.idle()

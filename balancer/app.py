@@ -4,26 +4,45 @@ A plain Starlette factory that knows nothing of Ray: tests run it under uvicorn.
 thin translation between a protocol and the balancer's methods.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
 from balancer.balancer import Balancer
+from balancer.http import OwnOrigin
 from balancer.inference import Inference
 from balancer.management import Management
+from balancer.state_store import MemoryStore, StateError, StateStore
 from common.errors import STATUS, RequestError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def create_app(balancer: Balancer) -> Starlette:
+def create_app(
+    balancer: Balancer, store: StateStore | None = None, *, origins: Sequence[str] = ()
+) -> Starlette:
+    """``store``: where the desired state is kept; None: nowhere. ``origins``: of other web pages that
+    may use these routes, such as ``https://chat.example``.
+    """
     inference = Inference(balancer)
-    management = Management(balancer)
+    management = Management(balancer, store or MemoryStore())
     return Starlette(
+        middleware=[
+            Middleware(OwnOrigin, origins=origins),
+            Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=["DELETE", "GET", "POST", "PUT", "OPTIONS"],
+                allow_headers=["Accept", "Authorization", "Content-Type"],
+                max_age=3600,
+            ),
+        ],
         routes=[
             Route("/health", _health),
             Route(
@@ -52,8 +71,24 @@ def create_app(balancer: Balancer) -> Starlette:
                 _plain_errors(management.put_desired_state),
                 methods=["PUT"],
             ),
+            Route("/api/v1/balancer_applicable_state", management.applicable_state),
+            Route("/api/v1/agent_overrides", management.agent_overrides),
+            Route(
+                "/api/v1/agent_overrides",
+                _plain_errors(management.put_agent_overrides),
+                methods=["PUT"],
+            ),
+            Route(
+                "/api/v1/agent/{agent_id}/chat_template_override",
+                _plain_errors(management.chat_template_override),
+            ),
+            Route(
+                "/api/v1/agent/{agent_id}/model_metadata",
+                _plain_errors(management.model_metadata),
+            ),
+            Route("/api/v1/agent/{agent_id}/status", _plain_errors(management.status)),
             Route("/metrics", management.metrics),
-        ]
+        ],
     )
 
 
@@ -70,6 +105,8 @@ def _plain_errors(endpoint: Endpoint) -> Endpoint:
             return await endpoint(request)
         except RequestError as error:
             return PlainTextResponse(f"{error.message}\n", status_code=STATUS[error.code])
+        except StateError as error:
+            return PlainTextResponse(f"{error}\n", status_code=500)
         except ClientDisconnect:
             return Response(status_code=400)  # it left while it was sending; nobody reads this
 

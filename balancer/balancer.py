@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from balancer.buffer import Buffer
-from balancer.desired_state import BalancerDesiredState
+from balancer.desired_state import BalancerDesiredState, agent_state
 from balancer.dispatcher import Abandon, Dispatch, Dispatcher, Effect, Reject, Rejection
 from balancer.exchange import Changes, Exchange, Told
 from balancer.metrics import AgentGauges, Gauges, Metrics
+from balancer.rollout import GiveTurn, Rollout
+from balancer.state_store import StoredState
+from balancer.terms import ANY, Terms
 from common.errors import ErrorCode
 from common.ids import AgentId, RequestId
 from common.messages import (
     Busy,
     Cancel,
+    Described,
     DocumentFailed,
     DocumentTooLong,
     Embedded,
@@ -27,20 +31,29 @@ from common.messages import (
     Failed,
     Finished,
     Join,
+    SetState,
     Status,
+    Swap,
     TokenGenerated,
+    ToolCallsEnded,
     encode,
+    names,
 )
 
 log = logging.getLogger(__name__)
+
+
+NOT_DESCRIBED = Described(metadata=None, chat_template_override=None)
 
 
 @dataclass(slots=True)
 class LinkedAgent:
     agent_id: AgentId
     name: str | None
+    labels: tuple[str, ...]
     status: Status
     send: Callable[[bytes], None]
+    description: Described = NOT_DESCRIBED
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +62,10 @@ class AgentView:
 
     agent_id: AgentId
     name: str | None
+    labels: tuple[str, ...]
     status: Status
     slots_bound: int
+    description: Described
 
 
 @dataclass(slots=True)
@@ -59,6 +74,8 @@ class _Request:
     """Its ``Generate`` or ``Embed``, as it travels."""
     exchange: Exchange
     arrived: float
+    limit: asyncio.TimerHandle | None = None
+    """Ends it at its own deadline."""
     dispatched: float | None = None
     started: bool = False
 
@@ -69,7 +86,6 @@ class Balancer:
 
         Must be made inside a running asyncio loop.
         """
-        self._patience = patience
         self._dispatcher = Dispatcher(Buffer(capacity=buffer_capacity, patience=patience))
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -78,31 +94,54 @@ class Balancer:
         self.closed = asyncio.Event()
         self.changes = Changes()
         self.metrics = Metrics(self._gauges)
-        self.desired_state = BalancerDesiredState.defaults()
+        self._rollout = Rollout()
+        self._stored = StoredState(balancer_desired_state=BalancerDesiredState.defaults())
+        self.mode_changes = Changes()
+        """Of whether tokens are generated at all."""
 
     # What clients do
 
-    def submit(self, request_id: RequestId, frame: bytes) -> Exchange:
+    def submit(
+        self,
+        request_id: RequestId,
+        frame: bytes,
+        terms: Terms = ANY,
+        *,
+        exchange: Exchange | None = None,
+    ) -> Exchange:
         """Take the request on; ``frame`` is its encoded ``Generate`` or ``Embed``. Read the exchange
-        to its end, or ``cancel``.
+        to its end, or ``cancel``. ``exchange``: where its events go, perhaps with others'.
         """
-        return self.submit_all({request_id: frame})
+        exchange = exchange or Exchange()
+        now = self._loop.time()
+        request = self._requests[request_id] = _Request(frame, exchange, arrived=now)
+        if self.closed.is_set():
+            self._refuse_because_closed(request_id)
+            return exchange
+        if terms.deadline is not None:
+            request.limit = self._loop.call_at(now + terms.deadline, self._give_up, request_id)
+        self._carry_out(self._dispatcher.submit(request_id, terms, now=now))
+        return exchange
 
-    def submit_all(self, frames: Mapping[RequestId, bytes]) -> Exchange:
+    def submit_all(self, frames: Mapping[RequestId, bytes], terms: Terms = ANY) -> Exchange:
         """Take on several requests whose events go to one client. ``cancel`` each of them."""
         exchange = Exchange(len(frames))
-        now = self._loop.time()
         for request_id, frame in frames.items():
-            self._requests[request_id] = _Request(frame, exchange, arrived=now)
-            if self.closed.is_set():
-                self._refuse_because_closed(request_id)
-            else:
-                self._carry_out(self._dispatcher.submit(request_id, now=now))
+            self.submit(request_id, frame, terms, exchange=exchange)
         return exchange
+
+    @property
+    def model_names(self) -> set[str]:
+        """What clients may ask for: what agents serve, and what they are to serve."""
+        served = (agent.status.model_names for agent in self._agents.values())
+        return set(names(self.desired_state.model_reference)).union(*served)
 
     def cancel(self, request_id: RequestId) -> None:
         """The client has gone; nothing if the request is over already."""
-        if self._requests.pop(request_id, None) is not None:
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            if request.limit is not None:
+                request.limit.cancel()
             self.metrics.requests.labels("cancelled").inc()
             log.info("request_id=%s cancelled", request_id)
             self._carry_out(self._dispatcher.cancel(request_id))
@@ -117,7 +156,9 @@ class Balancer:
         if frame.agent_id in self._agents:
             self.leave(frame.agent_id)
         log.info("agent_id=%s name=%s joined", frame.agent_id, frame.name)
-        self._agents[frame.agent_id] = LinkedAgent(frame.agent_id, frame.name, frame.status, send)
+        agent = LinkedAgent(frame.agent_id, frame.name, frame.labels, frame.status, send)
+        self._agents[frame.agent_id] = agent
+        self._tell_state(agent)
         self._dispatcher.join(frame.agent_id)
         self._report(frame.agent_id, frame.status)
 
@@ -126,6 +167,9 @@ class Balancer:
         if status.version > agent.status.version:
             agent.status = status
             self._report(agent_id, status)
+
+    def described(self, agent_id: AgentId, description: Described) -> None:
+        self._agents[agent_id].description = description
 
     def happened(self, agent_id: AgentId, events: Iterable[Event]) -> None:
         """What one pass of an agent brought forth."""
@@ -145,7 +189,34 @@ class Balancer:
             max(0, self._dispatcher.buffered - before)
             + sum(isinstance(effect, Dispatch) for effect in effects)
         )
+        self._give_turns(self._rollout.leave(agent_id))
+        if self._rollout.halted_by == agent_id:
+            log.warning(
+                "agent_id=%s was lost while it changed its model: the others keep theirs until it "
+                "is back, or the desired state is put again",
+                agent_id,
+            )
         self._carry_out(effects)
+
+    # What the operator wants
+
+    def want(self, stored: StoredState) -> None:
+        """From now on, of every agent. It must be in the store already."""
+        before = self.desired_state.inference_parameters.enable_embeddings
+        self._stored = stored
+        for agent in self._agents.values():
+            self._tell_state(agent)
+        self._give_turns(self._rollout.restart())
+        if before != stored.balancer_desired_state.inference_parameters.enable_embeddings:
+            self.mode_changes.notify()
+
+    @property
+    def stored(self) -> StoredState:
+        return self._stored
+
+    @property
+    def desired_state(self) -> BalancerDesiredState:
+        return self._stored.balancer_desired_state
 
     # What observers see
 
@@ -155,8 +226,10 @@ class Balancer:
             AgentView(
                 agent.agent_id,
                 agent.name,
+                agent.labels,
                 agent.status,
                 self._dispatcher.bound(agent.agent_id),
+                agent.description,
             )
             for agent in self._agents.values()
         ]
@@ -176,14 +249,46 @@ class Balancer:
             self._timer.cancel()
 
     def _report(self, agent_id: AgentId, status: Status) -> None:
-        self._carry_out(
-            self._dispatcher.report(agent_id, slots=status.slots_total, draining=status.draining)
+        self._give_turns(
+            self._rollout.report(
+                agent_id,
+                awaits_turn=status.awaits_turn,
+                is_swapping=status.swapping,
+                turn_taken=status.turn_taken,
+            )
         )
+        self._carry_out(
+            self._dispatcher.report(
+                agent_id,
+                slots=status.slots_total,
+                draining=status.draining,
+                swapping=status.swapping,
+                models=frozenset(status.model_names),
+                now=self._loop.time(),
+            )
+        )
+
+    def _tell_state(self, agent: LinkedAgent) -> None:
+        state = agent_state(
+            self.desired_state, self._stored.agent_overrides, agent.name, agent.labels
+        )
+        agent.send(encode(SetState(state)))
+
+    def _give_turns(self, turns: Iterable[GiveTurn]) -> None:
+        for given in turns:
+            log.info("agent_id=%s changes its model", given.agent_id)
+            self._agents[given.agent_id].send(encode(Swap(given.turn)))
 
     def _happened(self, agent: LinkedAgent, event: Event) -> None:
         request_id = event.request_id
         match event:
-            case TokenGenerated() | Embedded() | DocumentTooLong() | DocumentFailed():
+            case (
+                TokenGenerated()
+                | ToolCallsEnded()
+                | Embedded()
+                | DocumentTooLong()
+                | DocumentFailed()
+            ):
                 request = self._requests.get(request_id)
                 if request is not None:
                     self._pass_on(request, agent, event)
@@ -203,7 +308,7 @@ class Balancer:
         self,
         request: _Request,
         agent: LinkedAgent,
-        event: TokenGenerated | Embedded | DocumentTooLong | DocumentFailed,
+        event: TokenGenerated | ToolCallsEnded | Embedded | DocumentTooLong | DocumentFailed,
     ) -> None:
         first = not request.started
         if first:
@@ -232,9 +337,21 @@ class Balancer:
                 self.metrics.cached_prompt_tokens.inc(usage.cached_prompt_tokens)
             case Failed(code=code):
                 outcome = str(code)
+        if request.limit is not None:
+            request.limit.cancel()
         self.metrics.requests.labels(outcome).inc()
         log.info("request_id=%s over: %s", event.request_id, outcome)
         request.exchange.put(Told(name, event))
+
+    def _give_up(self, request_id: RequestId) -> None:
+        """Its own deadline has come."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            late = Failed(
+                request_id, ErrorCode.DEADLINE_EXCEEDED, "the request's deadline has passed"
+            )
+            self._end(request, None, late)
+            self._carry_out(self._dispatcher.cancel(request_id))
 
     def _refuse_because_closed(self, request_id: RequestId) -> None:
         self._end(
@@ -267,7 +384,7 @@ class Balancer:
             case Rejection.BUFFER_FULL:
                 message = "too many requests are waiting for a slot already"
             case Rejection.BUFFER_TIMEOUT:
-                message = f"no slot became free within {self._patience:g} s"
+                message = "no slot became free in time"
             case Rejection.AGENT_LOST:
                 message = "the agent that served this request was lost"
         return Failed(effect.request_id, ErrorCode(reason), message)

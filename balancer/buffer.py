@@ -1,11 +1,22 @@
-"""Requests that wait for a slot: first in, first out, bounded in number, each with a deadline.
+"""Requests that wait for a slot: bounded in number, each with a deadline; inside a priority class
+first in, first out.
 
 No I/O here: ``now`` is an argument, in seconds of a clock that only goes forward.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+from balancer.terms import Priority, Terms
 from common.ids import RequestId
+
+
+@dataclass(slots=True)
+class Waiting:
+    request_id: RequestId
+    terms: Terms
+    deadline: float
 
 
 class Buffer:
@@ -13,43 +24,49 @@ class Buffer:
         """``capacity``: how many may wait (0: none). ``patience``: seconds that each may wait."""
         self.capacity = capacity
         self.patience = patience
-        self._deadlines: OrderedDict[RequestId, float] = OrderedDict()
+        self._classes = {priority: OrderedDict[RequestId, Waiting]() for priority in Priority}
 
     def __len__(self) -> int:
-        return len(self._deadlines)
+        return sum(map(len, self._classes.values()))
+
+    def __iter__(self) -> Iterator[Waiting]:
+        """In the order in which they should be dispatched."""
+        for waiting in self._classes.values():
+            yield from waiting.values()
 
     @property
     def is_full(self) -> bool:
-        return len(self._deadlines) >= self.capacity
+        return len(self) >= self.capacity
 
     @property
     def next_deadline(self) -> float | None:
-        return min(self._deadlines.values(), default=None)
+        return min((waiting.deadline for waiting in self), default=None)
 
-    def push(self, request_id: RequestId, *, now: float) -> None:
+    def push(self, request_id: RequestId, terms: Terms, *, deadline: float) -> None:
         assert not self.is_full, "ask first"
-        self._deadlines[request_id] = now + self.patience
+        self._classes[terms.priority][request_id] = Waiting(request_id, terms, deadline)
 
-    def push_back(self, request_id: RequestId, *, deadline: float) -> None:
-        """Put a request that had its turn already at the head, even if the buffer is full: it was
-        accepted once and is not turned away now.
+    def push_back(self, request_id: RequestId, terms: Terms, *, deadline: float) -> None:
+        """Put a request that had its turn already at the head of its class, even if the buffer is
+        full: it was accepted once and is not turned away now.
         """
-        self._deadlines[request_id] = deadline
-        self._deadlines.move_to_end(request_id, last=False)
+        waiting = self._classes[terms.priority]
+        waiting[request_id] = Waiting(request_id, terms, deadline)
+        waiting.move_to_end(request_id, last=False)
 
-    def pop(self) -> tuple[RequestId, float]:
-        """The request that has waited longest, and its deadline."""
-        return self._deadlines.popitem(last=False)
+    def set_deadlines(self, deadline: float) -> None:
+        """Of all that have none of their own."""
+        for waiting in self:
+            if waiting.terms.deadline is None:
+                waiting.deadline = deadline
 
     def discard(self, request_id: RequestId) -> bool:
         """Remove the request; False if it does not wait here."""
-        return self._deadlines.pop(request_id, None) is not None
+        return any(waiting.pop(request_id, None) is not None for waiting in self._classes.values())
 
     def expire(self, *, now: float) -> list[RequestId]:
-        """Remove and return the requests whose deadline has come, oldest first."""
-        expired = [
-            request_id for request_id, deadline in self._deadlines.items() if deadline <= now
-        ]
+        """Remove and return the requests whose deadline has come, in their order."""
+        expired = [waiting.request_id for waiting in self if waiting.deadline <= now]
         for request_id in expired:
-            del self._deadlines[request_id]
+            self.discard(request_id)
         return expired

@@ -10,18 +10,24 @@ There is no I/O here, no clock (``now`` is an argument) and no lock: one task ow
 | abandoned (its client has gone) | as dispatched, with ``abandoned`` set | ``finish``, ``refuse``, ``leave``: silently |
 | over | nowhere | |
 
-Always true: nobody waits while a slot is free; no agent has more requests than slots; no effect
+Always true: nobody waits while a slot that fits is free; who could have had a slot gets it before
+those of lower priority and those that came later; no agent has more requests than slots; no effect
 speaks of a request that is over.
 """
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from balancer.buffer import Buffer
 from balancer.policy import Policy, least_busy
-from balancer.pool import AgentPool
+from balancer.pool import Agent, AgentPool
+from balancer.terms import ANY, Terms
 from common.ids import AgentId, RequestId
+
+LONGEST_SWAP = 600.0
+"""Seconds that requests wait for agents that change their model, if nobody else serves."""
 
 MOST_LOSSES = 2
 """How many agents a request may lose before it is rejected: it could be what kills them."""
@@ -59,6 +65,7 @@ Effect: TypeAlias = Dispatch | Abandon | Reject
 @dataclass(slots=True)
 class _Binding:
     agent_id: AgentId
+    terms: Terms
     deadline: float
     """For the buffer, should the agent refuse."""
     losses: int = 0
@@ -73,6 +80,8 @@ class Dispatcher:
         self._pool = AgentPool()
         self._bound: dict[RequestId, _Binding] = {}
         self._losses: dict[RequestId, int] = {}  # of buffered requests that lost agents before
+        self._swapping_since: float | None = None
+        """Since when nobody serves because models are changed; None: it is not so."""
 
     @property
     def buffered(self) -> int:
@@ -92,13 +101,15 @@ class Dispatcher:
         binding = self._bound.get(request_id)
         return binding is not None and binding.agent_id == agent_id
 
-    def submit(self, request_id: RequestId, *, now: float) -> list[Effect]:
+    def submit(self, request_id: RequestId, terms: Terms = ANY, *, now: float) -> list[Effect]:
         """A new request: dispatched at once, buffered (no effect), or rejected."""
-        if self._pool.available():  # then nobody waits: see _drain
-            return [self._dispatch(request_id, deadline=now + self._buffer.patience)]
+        deadline = self._deadline(terms, now)
+        # Nobody waits for what is available: see _drain.
+        if available := self._pool.available(terms.model):
+            return [self._dispatch(request_id, terms, available, deadline=deadline)]
         if self._buffer.is_full:
             return [Reject(request_id, Rejection.BUFFER_FULL)]
-        self._buffer.push(request_id, now=now)
+        self._buffer.push(request_id, terms, deadline=deadline)
         return []
 
     def start(self, request_id: RequestId) -> None:
@@ -127,7 +138,7 @@ class Dispatcher:
             return self._drain()
         if binding.started:
             return [Reject(request_id, Rejection.AGENT_LOST), *self._drain()]
-        self._put_back(request_id, binding, deadline=binding.deadline)
+        self._put_back(request_id, binding)
         return self._drain()
 
     def cancel(self, request_id: RequestId) -> list[Effect]:
@@ -145,8 +156,20 @@ class Dispatcher:
         """A new agent, with no slots until it reports some."""
         self._pool.join(agent_id)
 
-    def report(self, agent_id: AgentId, *, slots: int, draining: bool) -> list[Effect]:
-        self._pool.report(agent_id, slots=slots, draining=draining)
+    def report(
+        self,
+        agent_id: AgentId,
+        *,
+        slots: int,
+        draining: bool = False,
+        swapping: bool = False,
+        models: frozenset[str] = frozenset(),
+        now: float,
+    ) -> list[Effect]:
+        self._pool.report(
+            agent_id, slots=slots, draining=draining, swapping=swapping, models=models
+        )
+        self._watch_swaps(now)
         return self._drain()
 
     def leave(self, agent_id: AgentId, *, now: float) -> list[Effect]:
@@ -165,9 +188,12 @@ class Dispatcher:
             if binding.abandoned:
                 continue
             if not binding.started and binding.losses <= MOST_LOSSES:
-                self._put_back(request_id, binding, deadline=now + self._buffer.patience)
+                if binding.terms.deadline is None:
+                    binding.deadline = now + self._buffer.patience
+                self._put_back(request_id, binding)
             else:
                 effects.append(Reject(request_id, Rejection.AGENT_LOST))
+        self._watch_swaps(now)
         return [*reversed(effects), *self._drain()]
 
     def expire(self, *, now: float) -> list[Effect]:
@@ -176,21 +202,54 @@ class Dispatcher:
             self._losses.pop(request_id, None)
         return [Reject(request_id, Rejection.BUFFER_TIMEOUT) for request_id in expired]
 
-    def _put_back(self, request_id: RequestId, binding: _Binding, *, deadline: float) -> None:
-        self._buffer.push_back(request_id, deadline=deadline)
+    def _deadline(self, terms: Terms, now: float) -> float:
+        """Of one that begins to wait now."""
+        if terms.deadline is not None:
+            return now + terms.deadline
+        if self._swapping_since is not None:
+            return self._swapping_since + LONGEST_SWAP
+        return now + self._buffer.patience
+
+    def _watch_swaps(self, now: float) -> None:
+        """Nobody's patience ends while all agents change their models, unless that takes for ever."""
+        before = self._swapping_since
+        if not self._pool.is_swapping:
+            self._swapping_since = None
+            if before is not None:
+                self._buffer.set_deadlines(now + self._buffer.patience)
+        elif before is None:
+            self._swapping_since = now
+            self._buffer.set_deadlines(now + LONGEST_SWAP)
+
+    def _put_back(self, request_id: RequestId, binding: _Binding) -> None:
+        deadline = binding.deadline
+        if binding.terms.deadline is None and self._swapping_since is not None:
+            deadline = self._swapping_since + LONGEST_SWAP
+        self._buffer.push_back(request_id, binding.terms, deadline=deadline)
         if binding.losses:
             self._losses[request_id] = binding.losses
 
     def _drain(self) -> list[Effect]:
         effects: list[Effect] = []
-        while len(self._buffer) and self._pool.available():
-            request_id, deadline = self._buffer.pop()
-            effects.append(self._dispatch(request_id, deadline=deadline))
+        if not self._pool.available(None):
+            return effects
+        for waiting in tuple(self._buffer):
+            if available := self._pool.available(waiting.terms.model):
+                self._buffer.discard(waiting.request_id)
+                effects.append(
+                    self._dispatch(
+                        waiting.request_id, waiting.terms, available, deadline=waiting.deadline
+                    )
+                )
+            elif waiting.terms.model is None:
+                break  # nobody has a free slot
         return effects
 
-    def _dispatch(self, request_id: RequestId, *, deadline: float) -> Dispatch:
-        agent = self._policy(self._pool.available())
+    def _dispatch(
+        self, request_id: RequestId, terms: Terms, available: Sequence[Agent], *, deadline: float
+    ) -> Dispatch:
+        agent = self._policy(available)
         self._pool.bind(agent.agent_id, request_id)
         losses = self._losses.pop(request_id, 0)
-        self._bound[request_id] = _Binding(agent.agent_id, deadline, losses)
+        self._bound[request_id] = _Binding(agent.agent_id, terms, deadline, losses)
         return Dispatch(request_id, agent.agent_id)

@@ -1,10 +1,13 @@
 """What the HTTP routes share: bounded bodies and streams that are closed whatever happens."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
+from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from common.errors import ErrorCode, RequestError
 
@@ -22,6 +25,36 @@ async def read_body(request: Request) -> bytes:
                 ErrorCode.BODY_TOO_LARGE, f"the body is larger than {MAX_BODY_BYTES} bytes"
             )
     return bytes(body)
+
+
+class OwnOrigin:
+    """Refuses what other web pages make a visitor's browser ask for.
+
+    A browser lets any page open a websocket, or send a body that it calls text, to any address, this
+    one too; it only adds where the page came from. Clients that are no browsers say nothing.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+        self._app = app
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in {"http", "websocket"} and not self._is_welcome(Headers(scope=scope)):
+            if scope["type"] == "websocket":
+                await WebSocketClose(1008, "this page's origin is not allowed here")(
+                    scope, receive, send
+                )
+            else:
+                answer = PlainTextResponse("this page's origin is not allowed here\n", 403)
+                await answer(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _is_welcome(self, headers: Headers) -> bool:
+        origin = headers.get("origin")
+        if origin is None or origin in self._origins:
+            return True
+        return urlsplit(origin).netloc == headers.get("host")
 
 
 class ClosingStream(StreamingResponse):

@@ -7,21 +7,38 @@ A client that goes away, or says that it does not wait any longer, is a cancel.
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import suppress
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from balancer import native
 from balancer.balancer import Balancer
 from balancer.exchange import Exchange
 from balancer.http import MAX_BODY_BYTES, ClosingStream, read_body
+from balancer.native_requests import (
+    ContinueFromConversationHistory,
+    ContinueFromRawPrompt,
+    GenerateEmbeddingBatchParams,
+    GenerationParams,
+    MessageError,
+    SocketRequest,
+    Stop,
+    answers,
+    embed,
+    encode_request,
+    generate,
+    parse,
+    parse_message,
+)
+from balancer.native_results import Dialect, Message, Teller, dialect, mode_notification
+from balancer.terms import Terms
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
-from common.messages import DocumentFailed, Failed, Pooling
+from common.messages import DocumentFailed, DocumentTooLong, Pooling
 
 log = logging.getLogger(__name__)
 
@@ -43,43 +60,48 @@ class Inference:
         self._balancer = balancer
 
     async def conversation(self, request: Request) -> Response:
-        return await self._generate(request, native.ContinueFromConversationHistory)
+        return await self._generate(request, ContinueFromConversationHistory)
 
     async def raw_prompt(self, request: Request) -> Response:
-        return await self._generate(request, native.ContinueFromRawPrompt)
+        return await self._generate(request, ContinueFromRawPrompt)
 
     async def embeddings(self, request: Request) -> Response:
-        """The documents in portions, each one request to one agent, one after the other. A portion
-        that fails ends the answer.
+        """The documents in chunks, each one request to one agent, and as many of them at once as
+        there are agents. A chunk that fails is told, and the others go on.
         """
         parameters = self._balancer.desired_state.inference_parameters
         if not parameters.enable_embeddings:
             raise RequestError(ErrorCode.NOT_SUPPORTED, "embeddings are not enabled")
-        params = native.parse(native.GenerateEmbeddingBatchParams, await read_body(request))
-        if not self._balancer.agents:
+        params = parse(GenerateEmbeddingBatchParams, await read_body(request))
+        agents = len(self._balancer.agents)
+        if not agents:
             raise RequestError(ErrorCode.NO_AGENTS, "no agents are connected")
         pooling = parameters.pooling_type
         frames: dict[RequestId, bytes] = {}
-        for documents in params.portions(parameters.embedding_batch_size):
+        for documents in params.chunks(agents=agents, largest=parameters.embedding_batch_size):
             request_id = _new_id()
-            frame = native.embed(
+            frame = embed(
                 documents, request_id, pooling=pooling, normalization=params.normalization
             )
-            frames[request_id] = native.encode_request(frame)
-        return _ndjson(self._embedding_lines(frames, params, pooling))
+            frames[request_id] = encode_request(frame)
+        teller = Teller(_new_id(), _dialect(request))
+        return _ndjson(self._embedding_lines(frames, agents, teller, params, pooling))
 
     async def socket(self, socket: WebSocket) -> None:
         await _Session(self._balancer, socket).run()
 
-    async def _generate(self, request: Request, model: type[native.GenerationParams]) -> Response:
-        params = native.parse(model, await read_body(request))
+    async def _generate(self, request: Request, model: type[GenerationParams]) -> Response:
+        params = parse(model, await read_body(request))
         frames = _new_requests(self._balancer, params)
-        return _ndjson(self._lines(frames))
+        teller = Teller(next(iter(frames)), _dialect(request))
+        return _ndjson(self._lines(frames, params.terms, teller))
 
-    async def _lines(self, frames: Mapping[RequestId, bytes]) -> AsyncGenerator[bytes, None]:
-        request_id = next(iter(frames))
+    async def _lines(
+        self, frames: Mapping[RequestId, bytes], terms: Terms, teller: Teller
+    ) -> AsyncGenerator[bytes, None]:
         try:
-            async for message in _messages(self._balancer.submit_all(frames), request_id, frames):
+            exchange = self._balancer.submit_all(frames, terms)
+            async for message in _messages(exchange, teller, frames):
                 yield msgspec.json.encode(message) + b"\n"
         finally:
             _cancel(self._balancer, frames)
@@ -87,25 +109,41 @@ class Inference:
     async def _embedding_lines(
         self,
         frames: Mapping[RequestId, bytes],
-        params: native.GenerateEmbeddingBatchParams,
+        at_once: int,
+        teller: Teller,
+        params: GenerateEmbeddingBatchParams,
         pooling: Pooling,
     ) -> AsyncGenerator[bytes, None]:
-        client_id = _new_id()
-        failed: list[DocumentFailed] = []
-        for request_id, frame in frames.items():
-            try:
-                async for told in self._balancer.submit(request_id, frame):
-                    if isinstance(told.event, DocumentFailed):
-                        failed.append(told.event)
-                    for message in native.embedding_messages(
-                        client_id, told.generated_by, told.event, params, pooling
-                    ):
-                        yield msgspec.json.encode(message) + b"\n"
-                    if isinstance(told.event, Failed):
-                        return
-            finally:
-                self._balancer.cancel(request_id)
-        yield msgspec.json.encode(native.embedding_done(client_id, failed)) + b"\n"
+        exchange = Exchange(len(frames))
+        waiting = deque(frames.items())
+        running: set[RequestId] = set()
+
+        def begin() -> None:
+            request_id, frame = waiting.popleft()
+            running.add(request_id)
+            self._balancer.submit(request_id, frame, exchange=exchange)
+
+        refused: list[DocumentFailed | DocumentTooLong] = []
+        try:
+            while waiting and len(running) < at_once:
+                begin()
+            async for told in exchange:
+                event = told.event
+                if isinstance(event, DocumentFailed | DocumentTooLong):
+                    refused.append(event)
+                if told.is_last:
+                    running.discard(event.request_id)
+                    if waiting:
+                        begin()
+                for message in teller.embedding_messages(told.generated_by, event, params, pooling):
+                    yield msgspec.json.encode(message) + b"\n"
+        finally:
+            _cancel(self._balancer, running)
+        yield msgspec.json.encode(teller.embedding_done(refused)) + b"\n"
+
+
+def _dialect(connection: HTTPConnection) -> Dialect:
+    return dialect(connection.headers.get("user-agent", ""))
 
 
 def _ndjson(lines: AsyncGenerator[bytes, None]) -> ClosingStream:
@@ -120,33 +158,39 @@ def _new_id() -> RequestId:
     return RequestId(uuid.uuid4().hex)
 
 
-def _new_requests(balancer: Balancer, params: native.GenerationParams) -> Mapping[RequestId, bytes]:
+def _new_requests(balancer: Balancer, params: GenerationParams) -> Mapping[RequestId, bytes]:
     """For each answer that is asked for a new id of our own, and the frame for an agent. Raises
-    ``RequestError`` for what is not supported or cannot be carried.
+    ``RequestError`` for what is not supported, switched off or cannot be carried.
     """
+    parameters = balancer.desired_state.inference_parameters
+    if parameters.enable_embeddings:
+        raise RequestError(
+            ErrorCode.GENERATION_DISABLED,
+            "token generation is disabled while embeddings are enabled",
+        )
+    if params.model is not None and params.model not in (known := balancer.model_names):
+        raise RequestError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"no agent serves the model {params.model!r}; there is: {', '.join(sorted(known))}",
+        )
     request_ids = [_new_id() for _ in range(params.n)]
-    sampling = balancer.desired_state.inference_parameters.sampling
-    first = native.generate(params, request_ids[0], sampling)
-    return {
-        frame.request_id: native.encode_request(frame)
-        for frame in native.answers(first, request_ids)
-    }
+    first = generate(params, request_ids[0], parameters.sampling)
+    return {frame.request_id: encode_request(frame) for frame in answers(first, request_ids)}
 
 
 async def _messages(
-    exchange: Exchange, client_id: str, frames: Mapping[RequestId, bytes]
-) -> AsyncGenerator[native.Message, None]:
-    """What the client is told, under the id that it knows."""
+    exchange: Exchange, teller: Teller, frames: Mapping[RequestId, bytes]
+) -> AsyncGenerator[Message, None]:
     indices = {request_id: n for n, request_id in enumerate(frames)} if len(frames) > 1 else {}
     async for told in exchange:
         index = indices.get(told.event.request_id)
-        for message in native.messages(client_id, told.generated_by, told.event, index):
+        for message in teller.messages(told.generated_by, told.event, index):
             yield message
 
 
-def _cancel(balancer: Balancer, frames: Mapping[RequestId, bytes]) -> None:
-    """In one act: an answer that waits must not begin because another one stops."""
-    for request_id in frames:
+def _cancel(balancer: Balancer, request_ids: Iterable[RequestId]) -> None:
+    """In one act: one that waits must not begin because another one stops."""
+    for request_id in request_ids:
         balancer.cancel(request_id)
 
 
@@ -156,6 +200,7 @@ class _Session:
     def __init__(self, balancer: Balancer, socket: WebSocket) -> None:
         self._balancer = balancer
         self._socket = socket
+        self._dialect = _dialect(socket)
         self._open: dict[str, asyncio.Task[None]] = {}
         self._outbox: asyncio.Queue[str | int] = asyncio.Queue(MOST_UNSENT)
         """Messages, and at the end perhaps a close code."""
@@ -167,6 +212,8 @@ class _Session:
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self._write())
                 self._tasks.create_task(self._close_with_balancer())
+                if self._dialect is Dialect.PUBLISHED:
+                    self._tasks.create_task(self._tell_mode())
                 await self._read()
         except* WebSocketDisconnect:
             pass
@@ -183,29 +230,31 @@ class _Session:
                 await self._outbox.put(MESSAGE_TOO_BIG)
                 return
             try:
-                self._received(native.parse_message(text))
-            except native.MessageError as error:
+                self._received(parse_message(text))
+            except MessageError as error:
                 if error.request_id is None:
                     log.info("a websocket message was ignored: %s", error)
                     continue
-                await self._send(native.failure(error.request_id, None, error.code, error.message))
+                teller = Teller(error.request_id, self._dialect)
+                await self._send(teller.failure(None, error.code, error.message))
 
-    def _received(self, message: native.Request | native.Stop) -> None:
+    def _received(self, message: SocketRequest | Stop) -> None:
         """Raises ``MessageError`` if the request cannot be taken on; the others go on."""
-        if isinstance(message, native.Stop):
+        if isinstance(message, Stop):
             if task := self._open.pop(message.request_id, None):
                 task.cancel()
             return
         client_id = message.id
         if client_id in self._open:
-            raise native.MessageError(client_id, "a request with this id is open already")
+            raise MessageError(client_id, "a request with this id is open already")
         if len(self._open) >= MOST_OPEN:
-            raise native.MessageError(client_id, f"more than {MOST_OPEN} open requests")
+            raise MessageError(client_id, f"more than {MOST_OPEN} open requests")
         try:
-            frames = _new_requests(self._balancer, message.request.params)
+            params = message.request.params
+            frames = _new_requests(self._balancer, params)
         except RequestError as error:
-            raise native.MessageError(client_id, error.message, error.code) from error
-        exchange = self._balancer.submit_all(frames)
+            raise MessageError(client_id, error.message, error.code) from error
+        exchange = self._balancer.submit_all(frames, params.terms)
         task = self._tasks.create_task(self._forward(client_id, exchange, frames))
         self._open[client_id] = task
         # A callback, since a task that is cancelled before its first step never runs its finally.
@@ -214,7 +263,7 @@ class _Session:
     async def _forward(
         self, client_id: str, exchange: Exchange, frames: Mapping[RequestId, bytes]
     ) -> None:
-        async for message in _messages(exchange, client_id, frames):
+        async for message in _messages(exchange, Teller(client_id, self._dialect), frames):
             await self._send(message)
 
     def _end(
@@ -232,7 +281,19 @@ class _Session:
                 await self._outbox.join()
         await self._outbox.put(GOING_AWAY)
 
-    async def _send(self, message: native.Message) -> None:
+    async def _tell_mode(self) -> None:
+        """At once if tokens are not generated, and then whenever that changes."""
+        changes = self._balancer.mode_changes
+        told = False
+        while True:
+            count = changes.count
+            disabled = self._balancer.desired_state.inference_parameters.enable_embeddings
+            if disabled is not told:
+                told = disabled
+                await self._send(mode_notification(enable_embeddings=disabled))
+            await changes.after(count)
+
+    async def _send(self, message: Message) -> None:
         await self._outbox.put(msgspec.json.encode(message).decode())
 
     async def _write(self) -> None:

@@ -20,6 +20,7 @@ from common.messages import (
     PING_TIMEOUT,
     PROTOCOL,
     REFUSED,
+    Described,
     Join,
     Status,
     Step,
@@ -116,6 +117,8 @@ class AgentListener:
                     self._balancer.happened(agent_id, events)
                 case Status():
                     self._balancer.report(agent_id, frame)
+                case Described():
+                    self._balancer.described(agent_id, frame)
                 case Join():
                     await socket.close(CloseCode.PROTOCOL_ERROR, "a link is joined once")
                     return

@@ -10,15 +10,19 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from balancer.balancer import AgentView, Balancer
-from balancer.desired_state import BalancerDesiredState
+from balancer.desired_state import AgentOverrides, BalancerDesiredState
 from balancer.http import ClosingStream, read_body
 from balancer.metrics import CONTENT_TYPE
-from balancer.native import parse
-from common.messages import Issue
+from balancer.native_requests import parse
+from balancer.state_store import StateStore
+from common.errors import ErrorCode, RequestError
+from common.ids import AgentId
+from common.messages import AgentIssue, IssueKind
 
 KEEP_ALIVE = 3.0
 """Seconds between comments on an idle stream; the published client gives up after 5."""
@@ -30,8 +34,10 @@ Snapshot = Callable[[], dict[str, Any]]
 
 
 class Management:
-    def __init__(self, balancer: Balancer) -> None:
+    def __init__(self, balancer: Balancer, store: StateStore) -> None:
         self._balancer = balancer
+        self._store = store
+        self._storing = asyncio.Lock()
 
     async def agents(self, _request: Request) -> Response:
         return _json(self._agents())
@@ -45,13 +51,63 @@ class Management:
     async def buffered_stream(self, _request: Request) -> Response:
         return self._stream(self._buffered)
 
+    async def chat_template_override(self, request: Request) -> Response:
+        template = self._agent(request).description.chat_template_override
+        return _json(None if template is None else {"content": template})
+
+    async def model_metadata(self, request: Request) -> Response:
+        metadata = self._agent(request).description.metadata
+        return _json(None if metadata is None else {"metadata": metadata})
+
+    async def status(self, request: Request) -> Response:
+        """All that an agent says of itself, in our own words: also why something failed."""
+        agent = self._agent(request)
+        return _json(
+            {
+                "id": agent.agent_id,
+                "name": agent.name,
+                "labels": agent.labels,
+                "slots_bound": agent.slots_bound,
+                "status": msgspec.to_builtins(agent.status),
+            }
+        )
+
     async def desired_state(self, _request: Request) -> Response:
-        state = self._balancer.desired_state
-        return Response(state.model_dump_json(by_alias=True), media_type="application/json")
+        return _model(self._balancer.desired_state)
 
     async def put_desired_state(self, request: Request) -> Response:
-        self._balancer.desired_state = parse(BalancerDesiredState, await read_body(request))
+        state = parse(BalancerDesiredState, await read_body(request))
+        return await self._put(balancer_desired_state=state)
+
+    async def applicable_state(self, _request: Request) -> Response:
+        return _model(self._balancer.desired_state.applicable)
+
+    async def agent_overrides(self, _request: Request) -> Response:
+        return _model(self._balancer.stored.agent_overrides)
+
+    async def put_agent_overrides(self, request: Request) -> Response:
+        overrides = parse(AgentOverrides, await read_body(request))
+        return await self._put(agent_overrides=overrides)
+
+    async def _put(self, **changes: BalancerDesiredState | AgentOverrides) -> Response:
+        """Raises ``StateError``."""
+        # To its end, whatever becomes of the client: what is stored is applied.
+        await asyncio.shield(asyncio.ensure_future(self._change(changes)))
         return Response(status_code=204)
+
+    async def _change(self, changes: dict[str, BalancerDesiredState | AgentOverrides]) -> None:
+        """Stored first, so that what agents are told is never forgotten."""
+        async with self._storing:
+            stored = self._balancer.stored.model_copy(update=changes)
+            await asyncio.to_thread(self._store.save, stored)
+            self._balancer.want(stored)
+
+    def _agent(self, request: Request) -> AgentView:
+        agent_id = AgentId(request.path_params["agent_id"])
+        for agent in self._balancer.agents:
+            if agent.agent_id == agent_id:
+                return agent
+        raise RequestError(ErrorCode.AGENT_NOT_FOUND, "there is no such agent")
 
     async def metrics(self, _request: Request) -> Response:
         return Response(self._balancer.metrics.text(), headers={"content-type": CONTENT_TYPE})
@@ -86,31 +142,46 @@ class Management:
                 yield b": keep-alive\n\n"
 
 
-def _json(value: dict[str, Any]) -> Response:
+def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _model(model: BaseModel) -> Response:
+    return Response(model.model_dump_json(by_alias=True), media_type="application/json")
 
 
 def _agent(agent: AgentView) -> dict[str, Any]:
     """An agent in the published wire format."""
     status = agent.status
-    if Issue.MODEL_CANNOT_BE_LOADED in status.issues:
-        application = "Stuck"
-    else:
-        application = "Applied" if status.slots_total else "Fresh"
+    download = status.download
     return {
         "desired_slots_total": status.slots_desired,
-        "download_current": 0,
-        "download_filename": None,
-        "download_indeterminate": True,
-        "download_total": 0,
+        "download_current": download.current if download else 0,
+        "download_filename": download.filename if download else None,
+        "download_indeterminate": download is None or download.total is None,
+        "download_total": (download and download.total) or 0,
         "id": agent.agent_id,
-        "issues": [{issue: {"model_path": status.model_path}} for issue in status.issues],
+        "issues": [_issue(issue) for issue in status.issues],
         "model_path": status.model_path,
         "name": agent.name,
         # The agent's report may be a moment older than what has just been bound to it.
         "slots_processing": max(status.slots_processing, agent.slots_bound),
         # The format has no word for draining; an agent that takes nothing new offers no slots.
         "slots_total": 0 if status.draining else status.slots_total,
-        "state_application_status": application,
-        "uses_chat_template_override": False,
+        "state_application_status": status.application.value,
+        "uses_chat_template_override": status.uses_chat_template_override,
     }
+
+
+def _issue(issue: AgentIssue) -> dict[str, Any]:
+    path = {"model_path": issue.model_path}
+    match issue.kind:
+        case IssueKind.HUGGING_FACE_CANNOT_ACQUIRE_LOCK:
+            return {issue.kind: {"lock_path": issue.lock_path, "model_path": path}}
+        case IssueKind.CHAT_TEMPLATE_DOES_NOT_COMPILE:
+            told = {"error": issue.detail, "model_path": path, "template_content": issue.template}
+            return {issue.kind: told}
+        case IssueKind.SLOT_CANNOT_START:
+            return {issue.kind: {"error": issue.detail, "slot_index": 0}}
+        case _:
+            return {issue.kind: path}

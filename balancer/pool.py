@@ -15,6 +15,10 @@ class Agent:
     agent_id: AgentId
     slots: int
     draining: bool = False
+    swapping: bool = False
+    """It will serve again as soon as it has its next model."""
+    models: frozenset[str] = frozenset()
+    """The names of the model that it serves."""
     refused: bool = False
     """It said ``Busy`` and has not reported since."""
     bound: set[RequestId] = field(default_factory=set[RequestId])
@@ -24,6 +28,9 @@ class Agent:
         if self.draining or self.refused:
             return 0
         return max(0, self.slots - len(self.bound))
+
+    def serves(self, model: str | None) -> bool:
+        return model is None or model in self.models
 
 
 class AgentPool:
@@ -37,15 +44,36 @@ class AgentPool:
     def leave(self, agent_id: AgentId) -> Agent:
         return self._agents.pop(agent_id)
 
-    def report(self, agent_id: AgentId, *, slots: int, draining: bool) -> None:
+    def report(
+        self,
+        agent_id: AgentId,
+        *,
+        slots: int,
+        draining: bool,
+        swapping: bool,
+        models: frozenset[str],
+    ) -> None:
         agent = self._agents[agent_id]
         agent.slots = slots
+        agent.models = models
         agent.draining = draining
+        agent.swapping = swapping
         agent.refused = False
 
-    def available(self) -> list[Agent]:
-        """The agents with a free slot, in the order in which they joined."""
-        return [agent for agent in self._agents.values() if agent.free_slots > 0]
+    @property
+    def is_swapping(self) -> bool:
+        """Do all that could serve change their model just now?"""
+        agents = self._agents.values()
+        serves = any(agent.slots and not agent.draining for agent in agents)
+        return not serves and any(agent.swapping for agent in agents)
+
+    def available(self, model: str | None) -> list[Agent]:
+        """The agents with a free slot for this model (None: any), in the order in which they
+        joined.
+        """
+        return [
+            agent for agent in self._agents.values() if agent.free_slots > 0 and agent.serves(model)
+        ]
 
     def bind(self, agent_id: AgentId, request_id: RequestId) -> None:
         agent = self._agents[agent_id]

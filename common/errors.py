@@ -13,6 +13,8 @@ class ErrorCode(enum.StrEnum):
     BODY_TOO_LARGE = "body_too_large"
     NOT_SUPPORTED = "not_supported"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    MODEL_NOT_FOUND = "model_not_found"
+    AGENT_NOT_FOUND = "agent_not_found"
     CHAT_TEMPLATE_ERROR = "chat_template_error"
     MULTIMODAL_NOT_SUPPORTED = "multimodal_not_supported"
     INVALID_GRAMMAR = "invalid_grammar"
@@ -21,10 +23,12 @@ class ErrorCode(enum.StrEnum):
     GRAMMAR_WITH_THINKING = "grammar_with_thinking"
     GRAMMAR_REJECTED = "grammar_rejected"
     SLOW_CLIENT = "slow_client"
+    GENERATION_DISABLED = "generation_disabled"
     # Ours
     AGENT_LOST = "agent_lost"
     BUFFER_FULL = "buffer_full"
     BUFFER_TIMEOUT = "buffer_timeout"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
     NO_AGENTS = "no_agents"
     DECODE_FAILED = "decode_failed"
     INTERNAL_ERROR = "internal_error"
@@ -36,6 +40,8 @@ STATUS = {
     ErrorCode.BODY_TOO_LARGE: 413,
     ErrorCode.NOT_SUPPORTED: 501,
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
+    ErrorCode.MODEL_NOT_FOUND: 404,
+    ErrorCode.AGENT_NOT_FOUND: 404,
     ErrorCode.CHAT_TEMPLATE_ERROR: 400,
     ErrorCode.MULTIMODAL_NOT_SUPPORTED: 400,
     ErrorCode.INVALID_GRAMMAR: 400,
@@ -44,9 +50,11 @@ STATUS = {
     ErrorCode.GRAMMAR_WITH_THINKING: 400,
     ErrorCode.GRAMMAR_REJECTED: 500,
     ErrorCode.SLOW_CLIENT: 503,
+    ErrorCode.GENERATION_DISABLED: 501,
     ErrorCode.AGENT_LOST: 502,
     ErrorCode.BUFFER_FULL: 503,
     ErrorCode.BUFFER_TIMEOUT: 504,
+    ErrorCode.DEADLINE_EXCEEDED: 504,
     ErrorCode.NO_AGENTS: 503,
     ErrorCode.DECODE_FAILED: 500,
     ErrorCode.INTERNAL_ERROR: 500,

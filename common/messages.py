@@ -2,24 +2,29 @@
 
 One union a direction, in MessagePack. A frame is a frozen value whose ``type`` tag is the class's
 name in snake case. The agent dials, says ``Join``, and then sends a ``Step`` for each pass of its
-model and a ``Status`` for each change of its slots; the balancer sends ``Generate``, ``Embed`` and
-``Cancel``.
+model, a ``Status`` for each change of its slots and a ``Described`` for each change of its model;
+the balancer sends ``Generate``, ``Embed`` and ``Cancel``, and of models ``SetState`` and ``Swap``.
 
 Every ``Generate`` and every ``Embed`` is answered by exactly one of ``Finished``, ``Failed`` or
-``Busy``, unless the link is lost first. Before it come any number of ``TokenGenerated``, or of
-``Embedded``, ``DocumentTooLong`` and ``DocumentFailed``.
+``Busy``, unless the link is lost first. Before it come any number of ``TokenGenerated`` and
+``ToolCallsEnded``, or of ``Embedded``, ``DocumentTooLong`` and ``DocumentFailed``.
+
+``SetState`` may come at any time. The agent gets ready for it beside its work, and if it must let go
+of a model that serves, says ``awaits_turn`` in its status. ``Swap`` gives it the turn: it drains,
+loads, and then says the turn's number in ``turn_taken``, whether it had use for it or not.
 """
 
 import enum
 import struct
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, assert_never
 
 import msgspec
+from msgspec.structs import asdict
 
 from common.errors import ErrorCode
 from common.ids import AgentId, RequestId, TokenId
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised when a change to the frames would be misread by the other side."""
 
 REFUSED = 4000
@@ -53,6 +58,8 @@ class Conversation(Frame, frozen=True):
     tools: tuple[dict[str, Any], ...] = ()
     add_generation_prompt: bool = True
     enable_thinking: bool = False
+    parse_tool_calls: bool = False
+    """Tell the calls, parsed and checked, beside their tokens."""
 
 
 class RawPrompt(Frame, frozen=True):
@@ -210,11 +217,14 @@ LONGEST_NAME = 128
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Counted in tokens."""
+    """Counted in tokens; each generated one belongs to one class."""
 
     prompt_tokens: Count = 0
     cached_prompt_tokens: Count = 0
     content_tokens: Count = 0
+    reasoning_tokens: Count = 0
+    tool_call_tokens: Count = 0
+    undeterminable_tokens: Count = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -285,9 +295,18 @@ ToolCallResult: TypeAlias = (
 class TokenGenerated(Frame, frozen=True):
     request_id: RequestId
     token: TokenId
-    text: str
-    """Whole characters only; empty while one is incomplete or could become a stop text."""
+    segments: tuple[Segment, ...]
+    """What can be shown now: whole characters only; none while they are incomplete or could become
+    a stop text or a mark.
+    """
     logprobs: Logprobs | None = None
+
+
+class ToolCallsEnded(Frame, frozen=True):
+    """A section with tool calls is over; the answer may go on."""
+
+    request_id: RequestId
+    result: ToolCallResult
 
 
 class Embedded(Frame, frozen=True):
@@ -330,7 +349,7 @@ class Finished(Frame, frozen=True):
     request_id: RequestId
     reason: FinishReason
     usage: Usage
-    text: str = ""
+    segments: tuple[Segment, ...] = ()
     """What was held back and turned out to be ordinary text."""
 
 
@@ -347,7 +366,14 @@ class Busy(Frame, frozen=True):
 
 
 Event: TypeAlias = (
-    TokenGenerated | Embedded | DocumentTooLong | DocumentFailed | Finished | Failed | Busy
+    TokenGenerated
+    | ToolCallsEnded
+    | Embedded
+    | DocumentTooLong
+    | DocumentFailed
+    | Finished
+    | Failed
+    | Busy
 )
 
 
@@ -374,6 +400,25 @@ class UrlModel(Frame, frozen=True):
 
 
 ModelReference: TypeAlias = NoModel | LocalModel | HuggingFaceModel | UrlModel
+
+
+def names(reference: ModelReference) -> frozenset[str]:
+    """What clients may call the model by: its file's name, with and without its ending, and where
+    there is one its repository's.
+    """
+    match reference:
+        case NoModel():
+            return frozenset()
+        case LocalModel(path):
+            told = [path.replace("\\", "/")]
+        case UrlModel(url):
+            told = [url.partition("?")[0].partition("#")[0]]
+        case HuggingFaceModel(repo_id, filename):
+            told = [filename, repo_id]
+        case _:
+            assert_never(reference)
+    file_name = told[0].rpartition("/")[2]
+    return frozenset([*told[1:], file_name, file_name.removesuffix(".gguf")])
 
 
 class Download(msgspec.Struct, frozen=True):
@@ -418,13 +463,80 @@ class AgentIssue(msgspec.Struct, frozen=True):
     """What happened, in words."""
     lock_path: str = ""
     """Of ``HUGGING_FACE_CANNOT_ACQUIRE_LOCK``."""
+    template: str = ""
+    """Of ``CHAT_TEMPLATE_DOES_NOT_COMPILE``."""
 
 
-class Issue(enum.StrEnum):
-    """What keeps an agent from serving; the names are those of the published wire format."""
+class CacheType(enum.StrEnum):
+    """Of keys or values in the KV cache; the names are those of the published wire format."""
 
-    MODEL_CANNOT_BE_LOADED = "ModelCannotBeLoaded"
-    UNABLE_TO_FIND_CHAT_TEMPLATE = "UnableToFindChatTemplate"
+    F32 = "F32"
+    F16 = "F16"
+    BF16 = "BF16"
+    Q8_0 = "Q8_0"
+    Q4_0 = "Q4_0"
+    Q4_1 = "Q4_1"
+    IQ4_NL = "IQ4_NL"
+    Q5_0 = "Q5_0"
+    Q5_1 = "Q5_1"
+
+
+class FlashAttention(enum.StrEnum):
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class EngineChoices(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model is run. None: as somebody else says, in the end the engine itself."""
+
+    slots: int | None = None
+    context_size: int | None = None
+    """Tokens that one request can have, prompt and answer; 0: as many as the model knows."""
+    n_batch: int | None = None
+    """Tokens in one embedding batch, and in one document, at most."""
+    n_gpu_layers: int | None = None
+    """0: none, -1: all."""
+    threads: int | None = None
+    tensor_split: tuple[float, ...] | None = None
+    """The part of the model that each GPU gets."""
+    main_gpu: int | None = None
+    flash_attention: FlashAttention | None = None
+    k_cache_dtype: CacheType | None = None
+    v_cache_dtype: CacheType | None = None
+
+    @classmethod
+    def merged(cls, *choices: "EngineChoices") -> "EngineChoices":
+        """Of each, what the first one says that says something."""
+        said: dict[str, Any] = {}
+        for each in reversed(choices):
+            said |= {name: value for name, value in asdict(each).items() if value is not None}
+        return cls(**said)
+
+
+class AgentDesiredState(msgspec.Struct, frozen=True, kw_only=True):
+    """What one agent is to run."""
+
+    model: ModelReference = NoModel()
+    multimodal_projection: ModelReference = NoModel()
+    chat_template: str | None = None
+    """In place of the model's own."""
+    embeddings_only: bool = False
+    """Then a model without a chat template is nothing to complain about."""
+    choices: EngineChoices = EngineChoices()
+    """For all agents; what an agent was told when it was started goes before them."""
+    overrides: EngineChoices = EngineChoices()
+    """For this agent; they go before all others."""
+
+
+class Application(enum.StrEnum):
+    """How far an agent is with its desired state; the names are those of the published format."""
+
+    FRESH = "Fresh"
+    APPLIED = "Applied"
+    RETRYING = "AttemptedAndRetrying"
+    STUCK = "Stuck"
+    """It will not be tried again before something changes."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -464,8 +576,20 @@ class Status(Frame, frozen=True, kw_only=True):
     slots_processing: Count
     draining: bool = False
     """No new requests, please; those that run will be finished."""
+    swapping: bool = False
+    """It will serve again as soon as it has another model, or this one anew."""
+    awaits_turn: bool = False
+    turn_taken: int = 0
+    """The newest turn that is over."""
+    application: Application = Application.FRESH
     model_path: str | None = None
-    issues: tuple[Issue, ...] = ()
+    model_names: tuple[str, ...] = ()
+    """What clients may call the model by; see ``names``."""
+    uses_chat_template_override: bool = False
+    output_format: str = ""
+    """How the model's reasoning and tool calls are told apart."""
+    download: Download | None = None
+    issues: tuple[AgentIssue, ...] = ()
     figures: Figures = Figures()
     step_age: float | None = None
     """Seconds since the pass that runs now began; None: nothing is to be done."""
@@ -478,6 +602,7 @@ class Join(Frame, frozen=True, kw_only=True):
     agent_id: Annotated[AgentId, msgspec.Meta(min_length=1, max_length=128)]
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)] | None
     status: Status
+    labels: tuple[str, ...] = ()
 
 
 class Step(Frame, frozen=True):
@@ -486,8 +611,24 @@ class Step(Frame, frozen=True):
     events: tuple[Event, ...]
 
 
-ToAgent: TypeAlias = Generate | Embed | Cancel
-ToBalancer: TypeAlias = Join | Status | Step
+class Described(Frame, frozen=True):
+    """The model that an agent has loaded. Sent after ``Join`` and on change."""
+
+    metadata: dict[str, str] | None
+    """Of the model's file; None: there is no model."""
+    chat_template_override: str | None
+
+
+class SetState(Frame, frozen=True):
+    state: AgentDesiredState
+
+
+class Swap(Frame, frozen=True):
+    turn: int
+
+
+ToAgent: TypeAlias = Generate | Embed | Cancel | SetState | Swap
+ToBalancer: TypeAlias = Join | Status | Described | Step
 
 encode = msgspec.msgpack.encode
 _to_agent = msgspec.msgpack.Decoder(ToAgent)

@@ -1,29 +1,46 @@
 """An agent from its settings, and an agent that is a process of its own, without Ray."""
 
 import asyncio
+import os
+import threading
 from collections.abc import Callable
 
 from agent.echo import EchoEngine
 from agent.engine import Engine, KvLayout
 from agent.loop import LoopSettings
+from agent.model_files import ModelFiles, default_cache, describe
 from agent.service import Agent
-from deploy.machine import stop_signals
+from agent.swap import ModelSwap, Setup
+from common.messages import (
+    CacheType,
+    Download,
+    FlashAttention,
+    HuggingFaceModel,
+    LocalModel,
+    UrlModel,
+)
+from deploy.machine import default_threads, stop_signals, usable_cores
 from deploy.settings import AgentSettings, EngineKind
 
 DRAIN_TIMEOUT = 120.0
 """Seconds that running streams are given when an agent is asked to go."""
 
 ECHO_CONTEXT = 4096
+DEFAULT_SLOTS = 4
+DEFAULT_BATCH = 2048
 
 
 def make_agent(settings: AgentSettings) -> Agent:
     """Must be called inside a running asyncio loop."""
+    is_echo = settings.engine is EngineKind.ECHO
     return Agent(
         balancer=settings.balancer,
         name=settings.name,
-        slots=settings.slots,
-        model_path=settings.model_path,
-        load=_loader(settings),
+        labels=settings.labels,
+        models=EchoModels(settings) if is_echo else LlamaModels(settings),
+        swap=ModelSwap(
+            own=settings.choices, pinned=LocalModel("echo") if is_echo else settings.pinned
+        ),
         loop_settings=LoopSettings(
             longest_gap=settings.longest_gap, cache_tokens=settings.cache_tokens
         ),
@@ -51,26 +68,82 @@ async def serve(settings: AgentSettings, say: Callable[[str], None]) -> None:
     await agent.run()
 
 
-def _loader(settings: AgentSettings) -> Callable[[], Engine]:
-    """A function that loads the engine, to be called on the thread that will own it."""
+class EchoModels:
+    """No files: the echo engine, under any name."""
 
-    def load() -> Engine:
-        if settings.engine is EngineKind.ECHO:
-            return EchoEngine(
-                slots=settings.slots,
-                context=settings.context or ECHO_CONTEXT,
-                cells=settings.kv_cells,
-                shares_cells=settings.kv_layout is KvLayout.UNIFIED,
-            )
-        from agent.llama import LlamaEngine  # needs the built library; echo does not
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
 
-        return LlamaEngine(
-            settings.model_path,
-            slots=settings.slots,
-            threads=settings.threads,
-            context=settings.context,
-            cells=settings.kv_cells,
-            layout=settings.kv_layout,
+    def find(
+        self,
+        reference: LocalModel | HuggingFaceModel | UrlModel,
+        /,
+        *,
+        progress: Callable[[Download | None], None],
+        stop: threading.Event,
+    ) -> str:
+        return describe(reference)
+
+    def check(self, setup: Setup, /) -> None:
+        pass
+
+    def load(self, setup: Setup, /) -> Engine:
+        choices = setup.target.choices
+        context = choices.context_size or ECHO_CONTEXT
+        return EchoEngine(
+            slots=choices.slots or DEFAULT_SLOTS,
+            context=context,
+            cells=max(self._settings.kv_cells or 0, context),
+            shares_cells=self._settings.kv_layout is KvLayout.UNIFIED,
         )
 
-    return load
+
+class LlamaModels:
+    """Files of GGUF, run by llama.cpp."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._files = ModelFiles(cache=default_cache(os.environ))
+
+    def find(
+        self,
+        reference: LocalModel | HuggingFaceModel | UrlModel,
+        /,
+        *,
+        progress: Callable[[Download | None], None],
+        stop: threading.Event,
+    ) -> str:
+        return str(self._files.find(reference, progress=progress, stop=stop))
+
+    def check(self, setup: Setup, /) -> None:
+        from agent.llama import check_loadable  # needs the built library; echo does not
+
+        check_loadable(setup.model_path)
+
+    def load(self, setup: Setup, /) -> Engine:
+        from agent.llama import DEFAULT_CONTEXT, Attention, Device, LlamaEngine
+
+        choices = setup.target.choices
+        cells = self._settings.kv_cells
+        context = DEFAULT_CONTEXT if choices.context_size is None else choices.context_size
+        if cells is not None and self._settings.choices.context_size is None:
+            context = min(context or cells, cells)  # what holds for all is too much here
+        return LlamaEngine(
+            setup.model_path,
+            slots=choices.slots or DEFAULT_SLOTS,
+            threads=choices.threads or default_threads(usable_cores()),
+            context=context,
+            cells=cells,
+            layout=self._settings.kv_layout,
+            embedding_batch_size=choices.n_batch or DEFAULT_BATCH,
+            device=Device(
+                gpu_layers=choices.n_gpu_layers or 0,
+                tensor_split=choices.tensor_split or (),
+                main_gpu=choices.main_gpu or 0,
+            ),
+            attention=Attention(
+                flash=choices.flash_attention or FlashAttention.AUTO,
+                k_cache=choices.k_cache_dtype or CacheType.F16,
+                v_cache=choices.v_cache_dtype or CacheType.F16,
+            ),
+        )

@@ -13,7 +13,10 @@ from starlette.types import ASGIApp
 
 from balancer.app import create_app
 from balancer.balancer import Balancer
+from balancer.desired_state import BalancerDesiredState
 from balancer.link import AgentListener
+from balancer.state_store import StoredState, open_store
+from deploy.model import parse_model
 from deploy.settings import LOG_FORMAT, BalancerSettings
 
 LONGEST_GENERATION = 600.0
@@ -35,11 +38,14 @@ class BalancerReplica:
         self._balancer = Balancer(
             buffer_capacity=settings.buffer_size, patience=settings.buffer_timeout
         )
+        self._store = open_store(settings.state)
+        self._balancer.want(self._store.load() or first_state(settings))
+        self._origins = settings.origins
         self._listener = AgentListener(self._balancer)
         await self._listener.start(settings.agent_host, settings.agent_port)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return create_app(self._balancer)
+        return create_app(self._balancer, self._store, origins=self._origins)
 
     async def shut_down(self) -> None:
         """End every stream with a message now, instead of letting it run to its end."""
@@ -49,6 +55,14 @@ class BalancerReplica:
         # Serve awaits this, after the requests that it knows of have ended.
         self._balancer.close()
         await self._listener.stop()
+
+
+def first_state(settings: BalancerSettings) -> StoredState:
+    """Before an operator has said anything."""
+    state = BalancerDesiredState.defaults()
+    if settings.model is not None:
+        state = state.model_copy(update={"model": parse_model(settings.model)})
+    return StoredState(balancer_desired_state=state)
 
 
 def build(settings: BalancerSettings) -> Application:

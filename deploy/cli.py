@@ -20,8 +20,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from agent.engine import KvLayout
+from agent.model_files import check_model
+from balancer.desired_state import LocalModel, referred
+from balancer.state_store import StateError, open_store
 from common.errors import HeadraceError, ModelError
-from common.messages import LONGEST_NAME
+from common.messages import LONGEST_NAME, CacheType, EngineChoices, FlashAttention
 from deploy.bench import Api, Asking, BenchSettings, run_bench
 from deploy.bench_report import (
     BenchError,
@@ -33,8 +36,8 @@ from deploy.bench_report import (
     picture_format,
     poisson,
 )
-from deploy.machine import address, default_threads, usable_cores
-from deploy.model import check_model, default_model
+from deploy.machine import address
+from deploy.model import default_model, parse_model
 from deploy.session import run_apart
 from deploy.settings import (
     AGENT_PORT,
@@ -54,10 +57,25 @@ app = typer.Typer(
 )
 console = Console()
 
-Model = Annotated[
-    Path | None,
-    typer.Option("--model", help="A GGUF file. Default: the small model that comes with it."),
+AS_DESIRED = "Default: as the desired state says."
+MODEL_HELP = "A GGUF file: its path, or its address (https://huggingface.co/... or any other)."
+
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", help="What overrides may call this agent by; may be repeated."),
 ]
+GpuLayers = Annotated[
+    int | None,
+    typer.Option("--n-gpu-layers", min=-1, help="Layers on GPUs; -1: all. " + AS_DESIRED),
+]
+MainGpu = Annotated[int | None, typer.Option("--main-gpu", min=0, max=255, help=AS_DESIRED)]
+TensorSplit = Annotated[
+    str | None,
+    typer.Option("--tensor-split", help="The part of each GPU: 3,1. " + AS_DESIRED),
+]
+Flash = Annotated[FlashAttention | None, typer.Option("--flash-attention", help=AS_DESIRED)]
+KeyType = Annotated[CacheType | None, typer.Option("--k-cache-dtype", help=AS_DESIRED)]
+ValueType = Annotated[CacheType | None, typer.Option("--v-cache-dtype", help=AS_DESIRED)]
 Slots = Annotated[
     int, typer.Option("--slots", min=1, max=256, help="Requests that one agent runs at once.")
 ]
@@ -66,8 +84,8 @@ Context = Annotated[
     typer.Option(
         "--context",
         min=16,
-        help="Tokens of one request at most, prompt and answer. "
-        "Default: 4096, or what the model was trained for if that is less.",
+        help="Tokens of one request at most, prompt and answer, and never more than the model was "
+        "trained for. " + AS_DESIRED,
     ),
 ]
 Threads = Annotated[
@@ -93,7 +111,7 @@ Cells = Annotated[
         "--kv-cells",
         min=16,
         help="Tokens that all requests of one agent hold together (unified layout). When they run "
-        "short the youngest wait. Default: enough for every slot's context.",
+        "short the youngest wait. Default: as many as one request can have.",
     ),
 ]
 CacheTokens = Annotated[
@@ -118,7 +136,24 @@ LongestGap = Annotated[
 
 @app.command()
 def up(
-    model: Model = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help=MODEL_HELP + " Default: the small model that comes with it. "
+            "What is kept in --state goes before it.",
+        ),
+    ] = None,
+    state: Annotated[
+        str,
+        typer.Option("--state", help="Where the desired state is kept: memory:// or file:///PATH."),
+    ] = "memory://",
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin", help="Of a web page that may use it (CORS); may be repeated."
+        ),
+    ] = None,
     agents: Annotated[int, typer.Option("--agents", min=0, max=64, help="How many agents.")] = 1,
     slots: Slots = 4,
     context: Context = None,
@@ -140,6 +175,12 @@ def up(
     buffer_timeout: Annotated[
         float, typer.Option("--buffer-timeout", min=0.01, help="Seconds that each may wait.")
     ] = 10.0,
+    n_gpu_layers: GpuLayers = None,
+    main_gpu: MainGpu = None,
+    tensor_split: TensorSplit = None,
+    flash_attention: Flash = None,
+    k_cache_dtype: KeyType = None,
+    v_cache_dtype: ValueType = None,
     engine: Engine = EngineKind.LLAMA,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow a --host that others can reach.")
@@ -149,15 +190,26 @@ def up(
     if port == agent_port:
         raise typer.BadParameter("it must differ from --port", param_hint="'--agent-port'")
     _check_host(host, insecure=insecure)
+    if engine is EngineKind.LLAMA:
+        model = _check_model(str(default_model()) if model is None else model)
+    _check_state(state)
     names = [f"agent-{n + 1}" for n in range(agents)]
+    choices = _choices(
+        slots=slots,
+        context=context,
+        threads=threads,
+        n_gpu_layers=n_gpu_layers,
+        main_gpu=main_gpu,
+        tensor_split=tensor_split,
+        flash_attention=flash_attention,
+        k_cache_dtype=k_cache_dtype,
+        v_cache_dtype=v_cache_dtype,
+    )
     settings = [
         _agent_settings(
             address("ws", host, agent_port),
             name=name,
-            model=model,
-            slots=slots,
-            context=context,
-            threads=threads,
+            choices=choices,
             kv_layout=kv_layout,
             kv_cells=kv_cells,
             cache_tokens=cache_tokens,
@@ -178,6 +230,9 @@ def up(
             agent_port=agent_port,
             buffer_size=buffer_size,
             buffer_timeout=buffer_timeout,
+            state=state,
+            model=model,
+            origins=tuple(_check_origin(origin) for origin in allow_origin or ()),
         ),
     )
 
@@ -197,8 +252,14 @@ def agent(
     balancer: Annotated[
         str, typer.Option("--balancer", help="Where to dial in: ws://HOST:PORT.")
     ] = f"ws://127.0.0.1:{AGENT_PORT}",
-    model: Model = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", help=MODEL_HELP + " Default: what the balancer wants, also when it changes."
+        ),
+    ] = None,
     slots: Slots = 4,
+    label: Labels = None,
     name: Annotated[
         str, typer.Option("--name", help="Shown to clients and operators. Default: the host's.")
     ] = "",
@@ -208,17 +269,32 @@ def agent(
     kv_cells: Cells = None,
     cache_tokens: CacheTokens = None,
     longest_gap: LongestGap = 0.15,
+    n_gpu_layers: GpuLayers = None,
+    main_gpu: MainGpu = None,
+    tensor_split: TensorSplit = None,
+    flash_attention: Flash = None,
+    k_cache_dtype: KeyType = None,
+    v_cache_dtype: ValueType = None,
     engine: Engine = EngineKind.LLAMA,
 ) -> None:
     """Join a balancer with an agent in this process, without Ray. Ctrl-C drains it."""
     _check_balancer(balancer)
     settings = _agent_settings(
         balancer,
-        name=_check_name(name or socket.gethostname()),
-        model=model,
-        slots=slots,
-        context=context,
-        threads=threads,
+        name=_check_name(name or socket.gethostname(), "--name"),
+        labels=tuple(_check_name(each, "--label") for each in label or ()),
+        pinned=None if model is None else _check_model(model),
+        choices=_choices(
+            slots=slots,
+            context=context,
+            threads=threads,
+            n_gpu_layers=n_gpu_layers,
+            main_gpu=main_gpu,
+            tensor_split=tensor_split,
+            flash_attention=flash_attention,
+            k_cache_dtype=k_cache_dtype,
+            v_cache_dtype=v_cache_dtype,
+        ),
         kv_layout=kv_layout,
         kv_cells=kv_cells,
         cache_tokens=cache_tokens,
@@ -422,10 +498,9 @@ def _agent_settings(
     balancer: str,
     *,
     name: str,
-    model: Path | None,
-    slots: int,
-    context: int | None,
-    threads: int | None,
+    labels: tuple[str, ...] = (),
+    pinned: str | None = None,
+    choices: EngineChoices,
     kv_layout: KvLayout,
     kv_cells: int | None,
     cache_tokens: int | None,
@@ -436,23 +511,13 @@ def _agent_settings(
         raise typer.BadParameter(
             "the separate layout has its own number of cells", param_hint="'--kv-cells'"
         )
-    if engine is EngineKind.ECHO:
-        model_path = "echo"
-    else:
-        try:
-            path = (default_model() if model is None else model).resolve()
-            check_model(path)
-        except ModelError as error:
-            raise typer.BadParameter(str(error), param_hint="'--model'") from error
-        model_path = str(path)
     return AgentSettings(
         balancer=balancer,
         name=name,
-        slots=slots,
+        labels=labels,
         engine=engine,
-        model_path=model_path,
-        context=context,
-        threads=default_threads(usable_cores()) if threads is None else threads,
+        choices=choices,
+        pinned=None if pinned is None else referred(parse_model(pinned)),
         kv_layout=kv_layout,
         kv_cells=kv_cells,
         cache_tokens=cache_tokens,
@@ -460,10 +525,74 @@ def _agent_settings(
     )
 
 
-def _check_name(name: str) -> str:
-    if len(name) > LONGEST_NAME or not name.isprintable():
+def _choices(
+    *,
+    slots: int,
+    context: int | None,
+    threads: int | None,
+    n_gpu_layers: int | None,
+    main_gpu: int | None,
+    tensor_split: str | None,
+    flash_attention: FlashAttention | None,
+    k_cache_dtype: CacheType | None,
+    v_cache_dtype: CacheType | None,
+) -> EngineChoices:
+    return EngineChoices(
+        slots=slots,
+        context_size=context,
+        threads=threads,
+        n_gpu_layers=n_gpu_layers,
+        main_gpu=main_gpu,
+        tensor_split=None if tensor_split is None else _parse_split(tensor_split),
+        flash_attention=flash_attention,
+        k_cache_dtype=k_cache_dtype,
+        v_cache_dtype=v_cache_dtype,
+    )
+
+
+def _parse_split(text: str) -> tuple[float, ...]:
+    try:
+        parts = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        parts = ()
+    if not parts or not all(math.isfinite(part) and part >= 0 for part in parts) or not any(parts):
         raise typer.BadParameter(
-            f"at most {LONGEST_NAME} printable characters", param_hint="'--name'"
+            f"{text!r} is not a part for each GPU, such as 3,1", param_hint="'--tensor-split'"
+        )
+    return parts
+
+
+def _check_model(text: str) -> str:
+    """Is it a model's address, or a file that looks like a model?"""
+    try:
+        model = parse_model(text)
+        if isinstance(model, LocalModel):
+            check_model(Path(model.path))
+    except ModelError as error:
+        raise typer.BadParameter(str(error), param_hint="'--model'") from error
+    return text if "://" in text else str(Path(text).resolve())
+
+
+def _check_state(url: str) -> None:
+    try:
+        open_store(url).load()
+    except StateError as error:
+        raise typer.BadParameter(str(error), param_hint="'--state'") from error
+
+
+def _check_origin(origin: str) -> str:
+    parts = urlsplit(origin)
+    if parts.scheme not in {"http", "https"} or origin != f"{parts.scheme}://{parts.netloc}":
+        raise typer.BadParameter(
+            f"{origin!r} is not like https://chat.example", param_hint="'--allow-origin'"
+        )
+    return origin
+
+
+def _check_name(name: str, option: str) -> str:
+    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+        raise typer.BadParameter(
+            f"at most {LONGEST_NAME} printable characters", param_hint=f"'{option}'"
         )
     return name
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.engine import KvLayout
+from common.messages import EngineChoices, ModelReference
 
 CLIENT_PORT = 8061
 AGENT_PORT = 8062
@@ -24,15 +25,16 @@ class AgentSettings:
     balancer: str
     """The websocket address of the balancer's agent listener."""
     name: str | None
-    slots: int
     engine: EngineKind
-    model_path: str
-    context: int | None
-    """Tokens of one request at most; None: the engine's choice."""
-    threads: int
+    choices: EngineChoices
+    """What this agent was told; the rest is as the balancer says."""
+    labels: tuple[str, ...] = ()
+    """What overrides may call it by."""
+    pinned: ModelReference | None = None
+    """The model that it runs whatever the others run; None: that of the desired state."""
     kv_layout: KvLayout = KvLayout.UNIFIED
     kv_cells: int | None = None
-    """Tokens of all requests together; None: enough for each slot's context."""
+    """Tokens of all requests together; None: as many as one request can have."""
     cache_tokens: int | None = None
     """Tokens that finished requests may keep; None: as many as one request can have."""
     longest_gap: float = 0.15
@@ -50,3 +52,9 @@ class BalancerSettings(BaseModel):
     """Requests that may wait for a slot."""
     buffer_timeout: float = Field(default=10.0, gt=0)
     """Seconds that each may wait."""
+    state: str = "memory://"
+    """Where the desired state is kept: ``memory://`` or ``file:///PATH``."""
+    model: str | None = None
+    """What agents run if nothing is kept there yet: a path, an address, see ``parse_model``."""
+    origins: tuple[str, ...] = ()
+    """Of other web pages that may use the routes."""

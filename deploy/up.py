@@ -136,10 +136,10 @@ async def _start(
     if settings.agents:
         console.print("loading the model ...")
     actors = await stack.enter_async_context(_agents(settings.agents))
-    slots = await _wait_for_slots(settings, actors)
+    linked = await _wait_for_slots(settings, actors, console)
     watching = asyncio.create_task(_report_losses(settings.agents, actors, console))
     stack.callback(watching.cancel)
-    console.print(_greeting(settings, slots), soft_wrap=True, highlight=False, markup=False)
+    console.print(_greeting(settings, linked), soft_wrap=True, highlight=False, markup=False)
 
 
 async def _to_the_end(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -154,12 +154,16 @@ async def _to_the_end(function: Callable[..., Any], *arguments: Any, **options: 
         raise
 
 
-def _greeting(settings: UpSettings, slots: int) -> str:
+def _greeting(settings: UpSettings, agents: list[dict[str, Any]]) -> str:
     balancer = address("ws", settings.host, settings.balancer.agent_port)
     lines = [f"headrace is ready at {settings.address}"]
-    if settings.agents:
-        lines.append(f"  model   {Path(settings.agents[0].model_path).name}")
-        lines.append(f"  slots   {slots}, on {len(settings.agents)} agent(s)")
+    slots = sum(agent["slots_total"] for agent in agents)
+    if slots:
+        models = dict.fromkeys(Path(agent["model_path"]).name for agent in agents)
+        lines.append(f"  model   {', '.join(models)}")
+        lines.append(f"  slots   {slots}, on {len(agents)} agent(s)")
+    elif settings.agents:
+        lines.append("  no model is wanted yet; requests wait for one")
     else:
         lines.append("  no agents yet; requests wait for one")
     lines.append(f"  join    headrace agent --balancer {balancer}")
@@ -305,37 +309,72 @@ async def _agents(agents: tuple[AgentSettings, ...]) -> AsyncGenerator[list[Any]
             ray.kill(actor)
 
 
-async def _wait_for_slots(settings: UpSettings, actors: list[Any]) -> int:
-    """Until every agent has its slots; return how many. Raises ``StartError`` if one cannot."""
-    try:
-        async with (
-            asyncio.timeout(READY_TIMEOUT),
-            httpx.AsyncClient(base_url=settings.address, trust_env=False) as client,
-        ):
-            while True:
-                for actor in actors:
-                    problem = await _problem(actor)
-                    if problem is not None:
-                        raise StartError(f"an agent could not start: {problem}")
-                slots = await _slots(client)
-                if slots is not None and len(slots) >= len(actors) and all(slots):
-                    return sum(slots)
-                await asyncio.sleep(POLL_INTERVAL)
-    except TimeoutError as error:
-        raise StartError(f"no agent had a slot ready after {READY_TIMEOUT:g} s") from error
+async def _wait_for_slots(
+    settings: UpSettings, actors: list[Any], console: Console
+) -> list[dict[str, Any]]:
+    """Until every agent has its slots, or no model is wanted; return what the agents say. Raises
+    ``StartError`` if one cannot have them.
 
-
-async def _slots(client: httpx.AsyncClient) -> list[int] | None:
-    """Of each linked agent; None while no answer can be had, or Serve's proxy does not know the
-    application yet.
+    Time counts only while no model file comes in: that takes as long as it takes.
     """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + READY_TIMEOUT
+    told: dict[str, float] = {}
+    async with httpx.AsyncClient(base_url=settings.address, trust_env=False) as client:
+        while loop.time() < end:
+            for actor in actors:
+                problem = await _problem(actor)
+                if problem is not None:
+                    raise StartError(f"an agent could not start: {problem}")
+            agents = await _ask(client, "/api/v1/agents")
+            state = await _ask(client, "/api/v1/balancer_desired_state")
+            if agents is not None and state is not None and len(agents["agents"]) >= len(actors):
+                linked = agents["agents"]
+                if state["model"] == "None" or all(agent["slots_total"] for agent in linked):
+                    return linked
+                await _refuse_if_stuck(client, linked)
+                if _show_downloads(linked, told, console):
+                    end = loop.time() + READY_TIMEOUT
+            await asyncio.sleep(POLL_INTERVAL)
+    raise StartError(f"no agent had a slot ready after {READY_TIMEOUT:g} s")
+
+
+async def _ask(client: httpx.AsyncClient, route: str) -> dict[str, Any] | None:
+    """None while no answer can be had, or Serve's proxy does not know the application yet."""
     try:
-        response = await client.get("/api/v1/agents")
+        response = await client.get(route)
     except httpx.HTTPError:
         return None
-    if not response.is_success:
-        return None
-    return [agent["slots_total"] for agent in response.json()["agents"]]
+    return response.json() if response.is_success else None
+
+
+async def _refuse_if_stuck(client: httpx.AsyncClient, agents: list[dict[str, Any]]) -> None:
+    """Raises ``StartError`` if an agent will not serve, or found the model to be none."""
+    for agent in agents:
+        stuck = agent["state_application_status"] == "Stuck"
+        if stuck or any("ModelCannotBeLoaded" in issue for issue in agent["issues"]):
+            told = await _ask(client, f"/api/v1/agent/{agent['id']}/status")
+            issues = told["status"]["issues"] if told else []
+            reasons = [f"{issue['kind']}: {issue['detail']}" for issue in issues]
+            raise StartError(f"an agent could not start: {'; '.join(reasons) or 'no reason given'}")
+
+
+def _show_downloads(agents: list[dict[str, Any]], told: dict[str, float], console: Console) -> bool:
+    """A line for each tenth of a file that has come. True if any file has got further."""
+    further = False
+    for agent in agents:
+        name, total = agent["download_filename"], agent["download_total"]
+        if name is None:
+            continue
+        current = agent["download_current"]
+        part = current / total if total else 0.0
+        key = f"{agent['id']} {name}"
+        further = further or current != told.get(f"{key} bytes")
+        told[f"{key} bytes"] = current
+        if part >= told.get(key, -1.0) + 0.1:
+            told[key] = part
+            console.print(f"{agent['name']}: fetching {name}, {part:.0%}", markup=False)
+    return further
 
 
 async def _report_losses(

@@ -29,7 +29,13 @@ def main() -> None:
     threads, runs = (vars(parser.parse_args())[name] for name in ("threads", "runs"))
     say(f"{'streams':>7} {'tokens/s':>9} {'ours, us':>9} {'ours ÷ pass':>12}")
     for streams in STREAMS:
-        engine = LlamaEngine(str(default_model()), slots=streams, threads=threads, context=1024)
+        engine = LlamaEngine(
+            str(default_model()),
+            slots=streams,
+            threads=threads,
+            context=1024,
+            cells=1024 * streams,
+        )
         try:
             figures = [measure(engine, streams) for _ in range(runs)]
         finally:

@@ -292,7 +292,9 @@ class AgentAlone:
 
     def __init__(self, model: Path) -> None:
         def load() -> Engine:
-            return LlamaEngine(str(model), slots=SLOTS, threads=THREADS, context=CONTEXT)
+            return LlamaEngine(
+                str(model), slots=SLOTS, threads=THREADS, context=CONTEXT, cells=SLOTS * CONTEXT
+            )
 
         self._asyncio = asyncio.get_running_loop()
         self._loaded: asyncio.Future[Preparer] = self._asyncio.create_future()
@@ -347,7 +349,7 @@ class AgentAlone:
     def _take(self, events: Sequence[Event], now: float) -> None:
         for event in events:
             this = self._open[event.request_id]
-            if isinstance(event, TokenGenerated | Finished) and event.text:
+            if isinstance(event, TokenGenerated | Finished) and event.segments:
                 this.texts.append(now)
                 if this.on_text is not None:
                     this.on_text()

@@ -6,23 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answers import text_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.engine import Chunk, KvLayout, SamplerPlace
-from agent.llama import LlamaEngine
+from agent.llama import Attention, Device, LlamaEngine, check_loadable
 from agent.loop import carry_out
 from agent.prompt import Preparer
 from agent.scheduler import Effect, Scheduler
 from common.errors import DecodeError, ModelError
 from common.ids import RequestId, SequenceId, TokenId
 from common.messages import (
+    CacheType,
     ChatMessage,
     Conversation,
     Event,
     Finished,
     FinishReason,
+    FlashAttention,
     Generate,
     Prompt,
     RawPrompt,
@@ -38,7 +41,7 @@ SEQUENCE = SequenceId(0)
 
 @pytest.fixture(scope="module")
 def engine() -> Generator[LlamaEngine]:
-    engine = LlamaEngine(str(default_model()), slots=4, threads=1, context=512)
+    engine = LlamaEngine(str(default_model()), slots=4, threads=1, context=512, cells=2048)
     yield engine
     engine.close()
 
@@ -80,7 +83,7 @@ class Running:
         mine = [event for event in self.events if event.request_id == name]
         end = mine[-1]
         assert isinstance(end, Finished)
-        texts = [event.text for event in mine if isinstance(event, TokenGenerated | Finished)]
+        texts = (text_of(event) for event in mine if isinstance(event, TokenGenerated | Finished))
         return "".join(texts), end
 
     def forget(self) -> None:
@@ -339,9 +342,44 @@ def test_special_tokens_are_recognised_and_never_shown(engine: LlamaEngine) -> N
     assert engine.vocabulary.piece(token) == b""
 
 
-def test_a_context_beyond_the_models_is_refused() -> None:
-    with pytest.raises(ModelError, match="trained for 8192"):
-        LlamaEngine(str(default_model()), slots=1, threads=1, context=10_000)
+@pytest.mark.parametrize("context", [0, 10_000])
+def test_a_context_is_never_longer_than_the_model_knows(context: int) -> None:
+    engine = LlamaEngine(str(default_model()), slots=1, threads=1, context=context)
+    capacity = engine.capacity
+    engine.close()
+
+    assert (capacity.context, capacity.cells) == (8192, context or 8192)
+
+
+@pytest.mark.parametrize("cache_type", CacheType)
+def test_every_type_of_kv_cache_answers(cache_type: CacheType) -> None:
+    attention = Attention(k_cache=cache_type, v_cache=cache_type)
+    engine = LlamaEngine(str(default_model()), slots=1, threads=1, context=256, attention=attention)
+    text, _ = generate(engine, RawPrompt("The capital of France is"))[0]
+    engine.close()
+
+    # Four bits are too few for so small a model to remember by.
+    assert "Paris" in text or cache_type in {CacheType.Q4_0, CacheType.Q4_1, CacheType.IQ4_NL}
+
+
+def test_quantized_values_without_flash_attention_are_refused_with_the_reason() -> None:
+    attention = Attention(flash=FlashAttention.OFF, v_cache=CacheType.Q8_0)
+
+    with pytest.raises(ModelError, match="need flash attention"):
+        LlamaEngine(str(default_model()), slots=1, threads=1, attention=attention)
+
+
+def test_too_many_parts_of_a_split_are_refused() -> None:
+    with pytest.raises(ModelError, match="more than"):
+        LlamaEngine(
+            str(default_model()), slots=1, threads=1, device=Device(tensor_split=(1.0,) * 99)
+        )
+
+
+def test_the_models_own_words_are_its_metadata(engine: LlamaEngine) -> None:
+    assert engine.metadata["general.architecture"] == "llama"
+    assert engine.metadata["llama.context_length"] == "8192"
+    assert engine.metadata["tokenizer.chat_template"] == engine.chat_template
 
 
 @pytest.mark.parametrize("size", [0, 100, 50_000])
@@ -352,3 +390,5 @@ def test_a_truncated_file_is_refused_with_the_reason(tmp_path: Path, size: int) 
 
     with pytest.raises(ModelError, match=r"broken\.gguf could not be loaded: .+"):
         LlamaEngine(str(broken), slots=1, threads=1)
+    with pytest.raises(ModelError, match=r"broken\.gguf could not be loaded: .+"):
+        check_loadable(str(broken))

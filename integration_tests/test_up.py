@@ -154,13 +154,13 @@ def test_the_same_seed_gives_the_same_text_whatever_is_cached(up: Up) -> None:
 
 def test_a_prompt_that_cannot_fit_is_refused_with_the_numbers(up: Up) -> None:
     response = up.client.post(
-        "/api/v1/continue_from_raw_prompt", json={"raw_prompt": "word " * 6000, "max_tokens": 5}
+        "/api/v1/continue_from_raw_prompt", json={"raw_prompt": "word " * 9000, "max_tokens": 5}
     )
 
     error = response.json()["Error"]["error"]
     assert error["code"] == 400
     assert "context_length_exceeded" in error["description"]
-    assert "4096" in error["description"]
+    assert "8192" in error["description"]
 
 
 def test_clients_cannot_set_serves_own_timeout(up: Up) -> None:

@@ -47,7 +47,10 @@ async def address(balancer: Balancer) -> AsyncGenerator[str]:
 @pytest.fixture
 async def client(address: str) -> AsyncGenerator[httpx.AsyncClient]:
     async with httpx.AsyncClient(
-        base_url=f"http://{address}", trust_env=False, timeout=10
+        base_url=f"http://{address}",
+        headers={"user-agent": "test"},  # else it is told only what the published client knows
+        trust_env=False,
+        timeout=10,
     ) as client:
         yield client
 

@@ -52,7 +52,7 @@ async def main(address: str) -> dict[str, Any]:
         seen["socket_chat"], seen["socket_raw"] = await asyncio.gather(
             *(collect(stream) for stream in streams)
         )
-        too_long = ContinueFromRawPromptParams(max_tokens=5, raw_prompt="word " * 6000)
+        too_long = ContinueFromRawPromptParams(max_tokens=5, raw_prompt="word " * 9000)
         seen["too_long"] = await collect(await inference.continue_from_raw_prompt(too_long))
 
         seen["agents"] = [a.model_dump() for a in (await management.get_agents()).agents]

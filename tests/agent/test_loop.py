@@ -4,6 +4,7 @@ import queue
 from collections.abc import Generator, Sequence
 
 import pytest
+from answers import plain_output, text_of
 from engines import HeldEngine
 
 from agent.echo import EchoSampler
@@ -73,7 +74,9 @@ def loop(heard: Heard, engine: HeldEngine) -> Generator[DecodeLoop]:
 
 def request(request_id: RequestId, text: str) -> PreparedRequest:
     prompt = [TokenId(b) for b in text.encode()]
-    return PreparedRequest(request_id, prompt, 100, EchoSampler(prompt, repeats=False))
+    return PreparedRequest(
+        request_id, prompt, 100, EchoSampler(prompt, repeats=False), plain_output()
+    )
 
 
 def test_two_requests_share_each_step(heard: Heard, engine: HeldEngine, loop: DecodeLoop) -> None:
@@ -84,7 +87,7 @@ def test_two_requests_share_each_step(heard: Heard, engine: HeldEngine, loop: De
     engine.allow(1)
     second = heard.steps.get(timeout=10)
 
-    told = [(e.request_id, e.text) for e in second if isinstance(e, TokenGenerated)]
+    told = [(e.request_id, text_of(e)) for e in second if isinstance(e, TokenGenerated)]
     # The second request came before the first pass or after it, but not later.
     assert {e.request_id for e in first} <= {R1, R2}
     assert [request_id for request_id, _ in told] == [R1, R2]

@@ -1,10 +1,22 @@
-import pytest
+from typing import Any
 
-from agent.echo import EchoEngine
+import pytest
+from answers import content
+
+from agent.echo import ByteVocabulary, EchoEngine
 from agent.prompt import Preparer
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, TokenId
-from common.messages import ChatMessage, Conversation, Generate, Prompt, RawPrompt
+from common.messages import (
+    ChatMessage,
+    Conversation,
+    Generate,
+    Prompt,
+    RawPrompt,
+    Segment,
+    TokenClass,
+    ToolCallsParsed,
+)
 
 
 def preparer(
@@ -23,13 +35,100 @@ def test_a_raw_prompt_is_fed_as_it_stands() -> None:
     prepared = preparer().prepare_prompt(request(RawPrompt("ab")))
 
     assert prepared.prompt == [97, 98]
-    assert (prepared.max_tokens, prepared.stop) == (5, ("x",))
+    assert prepared.max_tokens == 5
+    shown = [prepared.output.feed(byte).segments for byte in (b"a", b"x")]
+    assert (shown, prepared.output.stopped) == ([content("a"), ()], True)
 
 
 def test_a_conversation_is_rendered_by_the_models_template() -> None:
     prepared = preparer().prepare_prompt(request(Conversation((ChatMessage("user", "a"),))))
 
     assert prepared.prompt == list(b"<a>")
+
+
+def test_another_template_may_take_the_place_of_the_models_own() -> None:
+    engine = EchoEngine(slots=1, context=16)
+
+    other = Preparer(engine, "[{{ messages[0].content }}]")
+
+    prepared = other.prepare_prompt(request(Conversation((ChatMessage("user", "a"),))))
+    assert prepared.prompt == list(b"[a]")
+
+
+THINKING = "{{ messages[0].content }}{% if add_generation_prompt %}<think>{% endif %}{# </think> #}"
+
+
+def test_the_template_says_how_reasoning_is_told_apart() -> None:
+    prepared = preparer(template=THINKING, context=64).prepare_prompt(
+        request(Conversation((ChatMessage("user", "a"),)))
+    )
+
+    told = [prepared.output.feed(piece) for piece in (b"so", b"</think>", b"yes")]
+
+    segments = [segment for output in told for segment in output.segments]
+    assert segments == [Segment(TokenClass.REASONING, "so"), Segment(TokenClass.CONTENT, "yes")]
+    assert prepared.output.counts[TokenClass.REASONING] == 2
+
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "clock",
+        "description": "The time.",
+        "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}},
+    },
+}
+TOOLS = "{{ tools }}{# <tool_call></tool_call> #}"
+
+
+@pytest.mark.parametrize("parses", [True, False])
+def test_tool_calls_are_parsed_for_those_who_want_it(parses: bool) -> None:
+    conversation = Conversation((ChatMessage("user", "a"),), tools=(TOOL,), parse_tool_calls=parses)
+    prepared = preparer(template=TOOLS, context=512).prepare_prompt(request(conversation))
+
+    written = b'<tool_call>{"name": "clock", "arguments": {"zone": "UTC"}}</tool_call>'
+    results = [*prepared.output.feed(written).results, *prepared.output.flush().results]
+
+    calls = [
+        call for result in results if isinstance(result, ToolCallsParsed) for call in result.calls
+    ]
+    assert [(call.name, call.arguments) for call in calls] == (
+        [("clock", '{"zone": "UTC"}')] if parses else []
+    )
+
+
+def test_a_tool_whose_schema_is_none_is_refused() -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": "", "parameters": {"type": "nonsense"}},
+    }
+    conversation = Conversation((ChatMessage("user", "a"),), tools=(tool,))
+
+    with pytest.raises(RequestError) as caught:
+        preparer(template=TOOLS, context=512).prepare_prompt(request(conversation))
+
+    assert caught.value.code is ErrorCode.INVALID_TOOL_SCHEMA
+
+
+class MarkedVocabulary(ByteVocabulary):
+    """Has a control token whose name is a mark."""
+
+    MARK = TokenId(300)
+
+    def tokenize(self, text: str) -> list[TokenId]:
+        return [self.MARK] if text == "[TOOL_CALLS]" else super().tokenize(text)
+
+    def piece(self, token: TokenId) -> bytes:
+        return b"" if token == self.MARK else super().piece(token)
+
+
+def test_control_tokens_that_are_marks_are_fed_as_text() -> None:
+    engine = EchoEngine(slots=1, context=64)
+    engine.vocabulary = MarkedVocabulary()
+
+    prepared = Preparer(engine, "{{ tools }}[TOOL_CALLS]").prepare_prompt(request(RawPrompt("a")))
+
+    assert prepared.marks == {MarkedVocabulary.MARK: b"[TOOL_CALLS]"}
 
 
 def test_the_beginning_token_is_there_once() -> None:
@@ -79,7 +178,7 @@ def test_an_empty_prompt_is_refused() -> None:
 def test_without_a_template_only_raw_prompts_work(template: str | None) -> None:
     without = preparer(template=template)
 
-    assert not without.has_template
+    assert without.template_error is not None
     assert without.prepare_prompt(request(RawPrompt("a"))).prompt == [97]
     with pytest.raises(RequestError, match="raw prompt") as caught:
         without.prepare_prompt(request(Conversation((ChatMessage("user", "a"),))))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from answers import content, plain_output, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -80,7 +81,15 @@ class Running:
         sampler = self.engine.sampler(prompt, Sampling(ignore_eos=ignore_eos), None, None)
         self.do(
             self.scheduler.submit(
-                PreparedRequest(request_id, prompt, max_tokens, sampler, stop, salt, cache_prompt)
+                PreparedRequest(
+                    request_id,
+                    prompt,
+                    max_tokens,
+                    sampler,
+                    plain_output(stop),
+                    cache_salt=salt,
+                    cache_prompt=cache_prompt,
+                )
             )
         )
 
@@ -114,7 +123,7 @@ class Running:
 
     def text(self, request_id: RequestId) -> str:
         return "".join(
-            event.text
+            text_of(event)
             for event in self.told
             if event.request_id == request_id and isinstance(event, TokenGenerated | Finished)
         )
@@ -214,7 +223,7 @@ def test_text_held_back_for_a_stop_text_comes_with_the_end() -> None:
 
     running.run()
 
-    assert running.last(R1) == Finished(R1, FinishReason.STOP, Usage(4, 0, 4), ",")
+    assert running.last(R1) == Finished(R1, FinishReason.STOP, Usage(4, 0, 4), content(","))
 
 
 def test_a_character_of_several_tokens_is_shown_whole() -> None:
@@ -223,7 +232,7 @@ def test_a_character_of_several_tokens_is_shown_whole() -> None:
 
     running.run()
 
-    assert [e.text for e in running.told if isinstance(e, TokenGenerated)] == ["", "é"]
+    assert [text_of(e) for e in running.told if isinstance(e, TokenGenerated)] == ["", "é"]
 
 
 def test_a_refused_token_ends_its_request_only() -> None:
@@ -259,9 +268,7 @@ def test_a_cancelled_request_ends_before_the_next_pass_with_its_usage(passes: in
 
     running.do(running.scheduler.cancel(R1))
 
-    assert running.last(R1) == Finished(
-        R1, FinishReason.CANCELLED, Usage(6, 0, max(0, passes - 1)), ""
-    )
+    assert running.last(R1) == Finished(R1, FinishReason.CANCELLED, Usage(6, 0, max(0, passes - 1)))
     assert running.plan() == []
     running.submit(R2, "xy")  # the slot is free again
     running.run()

@@ -2,40 +2,59 @@
 
 import asyncio
 import struct
+import threading
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 import pytest
-from engines import HeldEngine
+from answers import text_of
+from engines import HeldEngine, HeldVocabulary
 from websockets.asyncio.server import Server, ServerConnection, serve
 
 from agent.engine import Engine
+from agent.host import Models
 from agent.link import LinkRefusedError
+from agent.model_files import ModelFileError
 from agent.service import Agent
+from agent.swap import ModelSwap, Setup
 from common.errors import ErrorCode, ModelError
 from common.ids import RequestId
 from common.messages import (
     PROTOCOL,
     REFUSED,
+    AgentDesiredState,
+    AgentIssue,
+    Application,
     Busy,
     Cancel,
+    Described,
     Document,
     DocumentTooLong,
+    Download,
     Embed,
     Embedded,
+    EngineChoices,
     Event,
     Failed,
     Finished,
     FinishReason,
     Generate,
-    Issue,
+    HuggingFaceModel,
+    IssueKind,
     Join,
+    LocalModel,
+    ModelReference,
+    NoModel,
     Pooling,
     RawPrompt,
+    SetState,
     Status,
     Step,
+    Swap,
     ToAgent,
     ToBalancer,
     TokenGenerated,
+    UrlModel,
     Usage,
     decode_to_balancer,
     encode,
@@ -78,10 +97,18 @@ class PlayedLink:
             frame = await self.frame()
             assert not isinstance(frame, Step)
             status = frame.status if isinstance(frame, Join) else frame
-            if condition(status):
+            if isinstance(status, Status) and condition(status):
                 return
 
+    async def description(self) -> Described:
+        while True:
+            frame = await self.frame()
+            if isinstance(frame, Described):
+                return frame
+
     async def ready(self) -> None:
+        """Have it load the model that the tests know."""
+        await self.send(wanted())
         await self.status(lambda status: status.slots_total > 0)
 
     async def event(self) -> Event:
@@ -115,7 +142,7 @@ class PlayedLink:
             if event.request_id == request_id:
                 if not isinstance(event, TokenGenerated):
                     return text, event
-                text += event.text
+                text += text_of(event)
 
 
 class PlayedBalancer:
@@ -154,10 +181,56 @@ def engine() -> HeldEngine:
     return HeldEngine(slots=2, context=32)
 
 
+HELD = LocalModel("/models/held.gguf")
+OTHER = LocalModel("/models/other.gguf")
+
+
+def wanted(model: ModelReference = HELD, **more: Any) -> SetState:
+    return SetState(AgentDesiredState(model=model, **more))
+
+
+class PlayedModels:
+    """Where the test says what each path holds: an engine, or why there is none."""
+
+    def __init__(self, **engines: Engine | ModelError) -> None:
+        self.engines: dict[str, Engine | ModelError] = dict(engines)
+        self.loads: list[str] = []
+
+    def find(
+        self,
+        reference: LocalModel | HuggingFaceModel | UrlModel,
+        /,
+        *,
+        progress: Callable[[Download | None], None],
+        stop: threading.Event,
+    ) -> str:
+        assert isinstance(reference, LocalModel)
+        if reference.path not in self.engines:
+            issue = AgentIssue(
+                IssueKind.MODEL_FILE_DOES_NOT_EXIST, reference.path, "it is not here"
+            )
+            raise ModelFileError(issue, is_final=True)
+        return reference.path
+
+    def check(self, setup: Setup, /) -> None:
+        pass
+
+    def load(self, setup: Setup, /) -> Engine:
+        self.loads.append(setup.model_path)
+        engine = self.engines[setup.model_path]
+        if isinstance(engine, ModelError):
+            raise engine
+        return engine
+
+
 class RunningAgent:
-    def __init__(self, url: str, load: Callable[[], Engine]) -> None:
+    def __init__(self, url: str, models: Models) -> None:
         self.agent = Agent(
-            balancer=url, name="one", slots=2, model_path="/models/held.gguf", load=load
+            balancer=url,
+            name="one",
+            labels=("gpu",),
+            models=models,
+            swap=ModelSwap(own=EngineChoices(slots=2), pinned=None),
         )
         self.task = asyncio.create_task(self.agent.run())
 
@@ -168,8 +241,15 @@ class RunningAgent:
 
 
 @pytest.fixture
-async def running(balancer: PlayedBalancer, engine: HeldEngine) -> AsyncGenerator[RunningAgent]:
-    running = RunningAgent(await balancer.start(), lambda: engine)
+def models(engine: HeldEngine) -> PlayedModels:
+    return PlayedModels(**{HELD.path: engine})
+
+
+@pytest.fixture
+async def running(
+    balancer: PlayedBalancer, engine: HeldEngine, models: PlayedModels
+) -> AsyncGenerator[RunningAgent]:
+    running = RunningAgent(await balancer.start(), models)
     yield running
     engine.open()
     running.agent.stop()
@@ -185,9 +265,14 @@ async def test_an_agent_introduces_itself_and_then_offers_its_slots(
 
     assert isinstance(join, Join)
     assert (join.protocol, join.name) == (PROTOCOL, "one")
-    assert join.status.slots_desired == 2
-    status = join.status if join.status.slots_total else await link.status(lambda _: True)
+    assert join.labels == ("gpu",)
+    assert (join.status.slots_desired, join.status.slots_total) == (2, 0)
+    assert join.status.application is Application.FRESH
+    await link.send(wanted())
+    status = await link.status(lambda status: status.slots_total > 0)
     assert (status.slots_total, status.slots_processing) == (2, 0)
+    assert status.application is Application.APPLIED
+    assert (status.model_path, set(status.model_names)) == (HELD.path, {"held", "held.gguf"})
 
 
 async def test_documents_take_a_slot_and_are_embedded(
@@ -273,23 +358,13 @@ async def test_a_request_beyond_the_slots_is_refused_at_once(
 
 
 async def test_a_request_before_the_model_is_loaded_is_refused(
-    balancer: PlayedBalancer,
+    balancer: PlayedBalancer, running: RunningAgent
 ) -> None:
-    loading = asyncio.Event()
-    asyncio_loop = asyncio.get_running_loop()
-
-    def load() -> Engine:
-        asyncio.run_coroutine_threadsafe(loading.wait(), asyncio_loop).result()
-        return HeldEngine()
-
-    running = RunningAgent(await balancer.start(), load)
     link = await balancer.link()
+
     await link.send(ask(R1))
 
     assert await link.event() == Busy(R1)
-    loading.set()
-    running.agent.stop()
-    await running.ended()
 
 
 async def test_a_prompt_that_can_never_fit_is_refused_and_frees_its_slot(
@@ -400,30 +475,164 @@ async def test_draining_does_not_wait_for_ever(
     await running.ended()
 
 
-async def test_a_model_that_cannot_be_loaded_ends_the_agent_with_the_reason(
-    balancer: PlayedBalancer,
-) -> None:
-    def load() -> Engine:
-        raise ModelError("it is broken")
-
-    running = RunningAgent(await balancer.start(), load)
-
-    with pytest.raises(ModelError, match="it is broken"):
-        await running.ended()
-
-
 async def test_a_model_without_a_template_is_an_issue(
-    balancer: PlayedBalancer, engine: HeldEngine
+    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
 ) -> None:
     engine.chat_template = None
-    running = RunningAgent(await balancer.start(), lambda: engine)
     link = await balancer.link()
 
+    await link.send(wanted())
     status = await link.status(lambda status: status.slots_total > 0)
-    running.agent.stop()
-    await running.ended()
+    assert [issue.kind for issue in status.issues] == [IssueKind.UNABLE_TO_FIND_CHAT_TEMPLATE]
 
-    assert status.issues == (Issue.UNABLE_TO_FIND_CHAT_TEMPLATE,)
+    await link.send(wanted(chat_template="{{ messages }}"))
+    status = await link.status(lambda status: status.uses_chat_template_override)
+    assert status.issues == ()
+
+    await link.send(wanted(embeddings_only=True))
+    status = await link.status(lambda status: not status.uses_chat_template_override)
+    assert status.issues == ()
+
+
+async def test_a_template_that_does_not_compile_leaves_the_old_one_in_use(
+    balancer: PlayedBalancer, running: RunningAgent
+) -> None:
+    link = await balancer.link()
+    await link.send(wanted(chat_template="{{ messages }}"))
+    await link.status(lambda status: status.uses_chat_template_override)
+
+    await link.send(wanted(chat_template="{% for"))
+    status = await link.status(lambda status: status.application is Application.STUCK)
+
+    (issue,) = status.issues
+    assert issue.kind is IssueKind.CHAT_TEMPLATE_DOES_NOT_COMPILE
+    assert issue.template == "{% for"
+    assert (status.slots_total, status.uses_chat_template_override) == (2, True)
+
+
+async def test_what_is_loaded_is_described_over_every_link(
+    balancer: PlayedBalancer, running: RunningAgent
+) -> None:
+    first = await balancer.link()
+    assert await first.description() == Described(None, None)
+    await first.send(wanted(chat_template="{{ messages }}"))
+    described = Described({"general.architecture": "echo"}, "{{ messages }}")
+    assert await first.description() == described
+
+    first.socket.transport.abort()
+
+    assert await (await balancer.link()).description() == described
+
+
+async def test_a_model_is_swapped_in_turn_when_nothing_runs(
+    balancer: PlayedBalancer,
+    running: RunningAgent,
+    engine: HeldEngine,
+    models: PlayedModels,
+) -> None:
+    other = HeldEngine(slots=3, context=64)
+    other.open()
+    models.engines[OTHER.path] = other
+    link = await balancer.link()
+    await link.ready()
+    await link.send(ask(R1, "abc"))
+    await link.status(lambda status: status.slots_processing == 1)
+
+    await link.send(wanted(OTHER))
+    status = await link.status(lambda status: status.awaits_turn)
+    assert (status.draining, status.model_path) == (False, HELD.path)
+    await link.send(Swap(7), ask(R2))
+    assert await link.event() == Busy(R2)
+    status = await link.status(lambda status: status.swapping)
+    assert status.draining
+    engine.open()
+    assert (await link.outcome(R1))[0] == "abc"
+    status = await link.status(lambda status: status.turn_taken == 7)
+
+    assert (status.slots_total, status.draining, status.swapping) == (3, False, False)
+    assert (status.model_path, status.application) == (OTHER.path, Application.APPLIED)
+    await link.send(ask(R3, "xyz"))
+    assert (await link.outcome(R3))[0] == "xyz"
+    assert models.loads == [HELD.path, OTHER.path]
+
+
+async def test_a_model_that_cannot_be_loaded_leaves_the_old_one_serving_and_says_why(
+    balancer: PlayedBalancer,
+    running: RunningAgent,
+    engine: HeldEngine,
+    models: PlayedModels,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agent.swap.PAUSE_IN_TURN", 0.0)
+    models.engines[OTHER.path] = ModelError("no memory for it")
+    engine.open()
+    link = await balancer.link()
+    await link.ready()
+
+    await link.send(wanted(OTHER))
+    await link.status(lambda status: status.awaits_turn)
+    await link.send(Swap(1))
+    status = await link.status(lambda status: status.turn_taken == 1)
+
+    (issue,) = status.issues
+    assert (issue.kind, issue.detail) == (IssueKind.MODEL_CANNOT_BE_LOADED, "no memory for it")
+    assert (status.application, status.slots_total) == (Application.STUCK, 2)
+    assert models.loads == [HELD.path, OTHER.path, OTHER.path, HELD.path]
+    await link.send(ask(R1, "abc"))
+    assert (await link.outcome(R1))[0] == "abc"
+
+
+async def test_a_file_that_is_missing_is_told_while_the_old_model_serves(
+    balancer: PlayedBalancer, running: RunningAgent
+) -> None:
+    link = await balancer.link()
+    await link.ready()
+
+    await link.send(wanted(LocalModel("/models/nope.gguf")))
+
+    status = await link.status(lambda status: status.application is Application.STUCK)
+    assert [issue.kind for issue in status.issues] == [IssueKind.MODEL_FILE_DOES_NOT_EXIST]
+    assert status.slots_total == 2
+
+
+async def test_no_model_may_be_wanted(balancer: PlayedBalancer, running: RunningAgent) -> None:
+    link = await balancer.link()
+    await link.ready()
+
+    await link.send(wanted(NoModel()))
+    await link.status(lambda status: status.awaits_turn)
+    await link.send(Swap(1))
+
+    status = await link.status(lambda status: status.turn_taken == 1)
+    assert (status.slots_total, status.model_path) == (0, None)
+    assert status.application is Application.APPLIED
+
+
+async def test_a_swap_waits_for_prompts_that_are_still_prepared_for_nobody(
+    balancer: PlayedBalancer,
+    running: RunningAgent,
+    engine: HeldEngine,
+    models: PlayedModels,
+) -> None:
+    """Their threads use the model's vocabulary, which must not be freed under them."""
+    vocabulary = HeldVocabulary()
+    engine.vocabulary = vocabulary
+    models.engines[OTHER.path] = HeldEngine(slots=2)
+    link = await balancer.link()
+    await link.ready()
+    await link.send(ask(R1))
+    await asyncio.to_thread(vocabulary.is_used.wait, 10)
+
+    await link.send(Cancel(R1), wanted(OTHER))
+    assert isinstance(await link.event(), Finished)
+    await link.status(lambda status: status.awaits_turn)
+    await link.send(Swap(1))
+    await link.status(lambda status: status.swapping)
+    assert models.loads == [HELD.path]
+
+    vocabulary.may_go_on.set()
+    await link.status(lambda status: status.turn_taken == 1)
+    assert models.loads == [HELD.path, OTHER.path]
 
 
 async def test_a_balancer_that_refuses_ends_the_agent(
@@ -449,12 +658,11 @@ async def test_an_unreadable_frame_makes_a_new_link(
     await (await balancer.link()).ready()
 
 
-async def test_an_agent_waits_for_a_balancer_that_is_not_there_yet() -> None:
+async def test_an_agent_waits_for_a_balancer_that_is_not_there_yet(models: PlayedModels) -> None:
     balancer = PlayedBalancer()
     url = await balancer.start()
     await balancer.stop()
-    engine = HeldEngine()
-    running = RunningAgent(url, lambda: engine)
+    running = RunningAgent(url, models)
     port = int(url.rpartition(":")[2])
 
     async with serve(balancer._serve, "127.0.0.1", port):  # pyright: ignore[reportPrivateUsage]

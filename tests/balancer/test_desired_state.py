@@ -4,8 +4,19 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from balancer.desired_state import BalancerDesiredState, InferenceParameters
-from common.messages import Sampling
+from balancer.desired_state import (
+    AgentOverrides,
+    BalancerDesiredState,
+    InferenceParameters,
+    agent_state,
+)
+from common.messages import (
+    AgentDesiredState,
+    CacheType,
+    EngineChoices,
+    HuggingFaceModel,
+    Sampling,
+)
 
 DEFAULTS: dict[str, Any] = {
     "n_batch": 2048,
@@ -13,8 +24,8 @@ DEFAULTS: dict[str, Any] = {
     "embedding_batch_size": 256,
     "enable_embeddings": False,
     "image_resize_to_fit": 1024,
-    "k_cache_dtype": "Q8_0",
-    "v_cache_dtype": "Q8_0",
+    "k_cache_dtype": "F16",
+    "v_cache_dtype": "F16",
     "min_p": 0.05,
     "n_gpu_layers": 0,
     "penalty_frequency": 0.0,
@@ -41,7 +52,7 @@ def round_trip(state: dict[str, Any]) -> dict[str, Any]:
     return json.loads(parsed.model_dump_json(by_alias=True))
 
 
-def test_the_defaults_are_the_published_ones() -> None:
+def test_the_defaults_are_the_published_ones_but_for_the_kv_cache() -> None:
     defaults = json.loads(BalancerDesiredState.defaults().model_dump_json(by_alias=True))
 
     assert defaults == {
@@ -55,7 +66,13 @@ def test_the_defaults_are_the_published_ones() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    ["None", {"LocalToAgent": "/m.gguf"}, {"Url": {"url": "http://x/m.gguf"}}, STATE["model"]],
+    [
+        "None",
+        {"LocalToAgent": "/m.gguf"},
+        {"Url": {"url": "http://x/m.gguf"}},
+        {"Url": {"url": "http://x/m.gguf", "sha256": "ab" * 32}},
+        STATE["model"],
+    ],
 )
 def test_what_was_put_comes_back(model: Any) -> None:
     assert round_trip({**STATE, "model": model}) == {**STATE, "model": model}
@@ -64,7 +81,14 @@ def test_what_was_put_comes_back(model: Any) -> None:
 def test_the_template_override_may_be_absent() -> None:
     without = {key: value for key, value in STATE.items() if key != "chat_template_override"}
 
-    assert round_trip(without)["chat_template_override"] is None
+    state = round_trip({**without, "use_chat_template_override": False})
+
+    assert state["chat_template_override"] is None
+
+
+def test_a_template_that_is_to_be_used_must_be_there() -> None:
+    with pytest.raises(ValidationError, match="needs a chat_template_override"):
+        round_trip({**STATE, "chat_template_override": None})
 
 
 @pytest.mark.parametrize(
@@ -91,7 +115,16 @@ def test_every_parameter_must_be_given(key: str) -> None:
         round_trip({**STATE, "inference_parameters": missing})
 
 
-@pytest.mark.parametrize("model", ["Some", {}, {"LocalToAgent": 1}, {"Url": {"url": "x", "y": 1}}])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "Some",
+        {},
+        {"LocalToAgent": 1},
+        {"Url": {"url": "x", "y": 1}},
+        {"Url": {"url": "x", "sha256": "AB"}},
+    ],
+)
 def test_unknown_models_are_refused(model: Any) -> None:
     with pytest.raises(ValidationError):
         round_trip({**STATE, "model": model})
@@ -106,3 +139,63 @@ def test_requests_are_sampled_as_the_parameters_say() -> None:
     parameters = InferenceParameters.model_validate({**DEFAULTS, "temperature": 0.1, "top_k": 3})
 
     assert parameters.sampling == Sampling(temperature=0.1, top_k=3)
+
+
+def test_agents_are_told_what_is_applicable() -> None:
+    state = BalancerDesiredState.model_validate(STATE)
+
+    assert agent_state(state, AgentOverrides(), "one", ()) == AgentDesiredState(
+        model=HuggingFaceModel("o/r", "f", "main"),
+        chat_template="{{ messages }}",
+        choices=EngineChoices(
+            context_size=8192,
+            n_batch=2048,
+            n_gpu_layers=0,
+            k_cache_dtype=CacheType.F16,
+            v_cache_dtype=CacheType.F16,
+        ),
+    )
+    assert json.loads(state.applicable.model_dump_json(by_alias=True)) == {
+        key: value for key, value in STATE.items() if key != "use_chat_template_override"
+    }
+
+
+def test_a_template_that_is_not_to_be_used_is_not_applicable() -> None:
+    state = BalancerDesiredState.model_validate({**STATE, "use_chat_template_override": False})
+
+    assert state.applicable.chat_template_override is None
+    assert agent_state(state, AgentOverrides(), "one", ()).chat_template is None
+
+
+def test_overrides_by_name_go_before_those_by_label() -> None:
+    overrides = AgentOverrides.model_validate(
+        {
+            "overrides": [
+                {"name": "big", "slots": 16},
+                {"label": "gpu", "slots": 8, "n_gpu_layers": -1, "tensor_split": [3, 1]},
+                {"label": "gpu", "n_gpu_layers": 20},
+                {"label": "cpu", "threads": 3},
+            ]
+        }
+    )
+
+    assert overrides.choices("big", ["gpu"]) == EngineChoices(
+        slots=16, n_gpu_layers=20, tensor_split=(3.0, 1.0)
+    )
+    assert overrides.choices("small", ["cpu"]) == EngineChoices(threads=3)
+    assert overrides.choices(None, []) == EngineChoices()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"slots": 2},
+        {"name": "a", "label": "b"},
+        {"name": "a", "slots": 0},
+        {"name": "a", "heat": 1},
+        {"name": "a", "flash_attention": "maybe"},
+    ],
+)
+def test_bad_overrides_are_refused(override: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        AgentOverrides.model_validate({"overrides": [override]})

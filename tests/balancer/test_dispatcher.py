@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from balancer.buffer import Buffer
 from balancer.dispatcher import (
+    LONGEST_SWAP,
     MOST_LOSSES,
     Abandon,
     Dispatch,
@@ -17,6 +18,7 @@ from balancer.dispatcher import (
     Reject,
     Rejection,
 )
+from balancer.terms import Priority, Terms
 from common.ids import AgentId, RequestId
 
 A, B = AgentId("a"), AgentId("b")
@@ -30,7 +32,7 @@ def dispatcher() -> Dispatcher:
 
 def join(dispatcher: Dispatcher, agent_id: AgentId, *, slots: int) -> list[Effect]:
     dispatcher.join(agent_id)
-    return dispatcher.report(agent_id, slots=slots, draining=False)
+    return dispatcher.report(agent_id, slots=slots, now=0)
 
 
 def test_sends_a_request_to_a_free_slot_at_once(dispatcher: Dispatcher) -> None:
@@ -43,7 +45,7 @@ def test_sends_nothing_to_an_agent_that_has_not_loaded_its_model(dispatcher: Dis
     join(dispatcher, A, slots=0)
 
     assert dispatcher.submit(R1, now=0) == []
-    assert dispatcher.report(A, slots=1, draining=False) == [Dispatch(R1, A)]
+    assert dispatcher.report(A, slots=1, now=0) == [Dispatch(R1, A)]
 
 
 def test_holds_requests_in_order_until_a_slot_is_free(dispatcher: Dispatcher) -> None:
@@ -111,7 +113,7 @@ def test_a_refused_request_goes_back_to_the_head_and_the_agent_is_left_alone(
 
     assert dispatcher.refuse(R1) == []
     assert dispatcher.submit(R2, now=1) == []
-    assert dispatcher.report(A, slots=2, draining=False) == [Dispatch(R1, A), Dispatch(R2, A)]
+    assert dispatcher.report(A, slots=2, now=0) == [Dispatch(R1, A), Dispatch(R2, A)]
 
 
 def test_a_refused_request_keeps_its_deadline(dispatcher: Dispatcher) -> None:
@@ -153,7 +155,7 @@ def test_a_refusal_after_the_first_token_is_not_answered_twice(dispatcher: Dispa
 def test_a_draining_agent_gets_nothing_new(dispatcher: Dispatcher) -> None:
     join(dispatcher, A, slots=2)
     dispatcher.submit(R1, now=0)
-    dispatcher.report(A, slots=2, draining=True)
+    dispatcher.report(A, slots=2, draining=True, now=0)
 
     assert dispatcher.submit(R2, now=0) == []
     assert dispatcher.finish(R1) == []
@@ -214,7 +216,7 @@ def test_an_agent_that_shrinks_finishes_what_it_has_first(dispatcher: Dispatcher
     join(dispatcher, A, slots=2)
     dispatcher.submit(R1, now=0)
     dispatcher.submit(R2, now=0)
-    dispatcher.report(A, slots=1, draining=False)
+    dispatcher.report(A, slots=1, now=0)
     dispatcher.submit(R3, now=0)
 
     assert dispatcher.finish(R1) == []
@@ -231,7 +233,102 @@ def test_says_whom_a_request_is_bound_to(dispatcher: Dispatcher) -> None:
     assert dispatcher.bound(A) == 1
 
 
+def test_a_higher_class_goes_first_and_each_in_its_order() -> None:
+    dispatcher = Dispatcher(Buffer(capacity=4, patience=10.0))
+    dispatcher.submit(R1, Terms(priority=Priority.LOW), now=0)
+    dispatcher.submit(R2, now=0)
+    dispatcher.submit(R3, Terms(priority=Priority.HIGH), now=0)
+    dispatcher.submit(R4, Terms(priority=Priority.HIGH), now=0)
+
+    effects = join(dispatcher, A, slots=4)
+
+    assert effects == [Dispatch(r, A) for r in (R3, R4, R2, R1)]
+
+
+def test_a_request_for_a_model_waits_for_an_agent_that_serves_it(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=2)
+    dispatcher.join(B)
+
+    assert dispatcher.submit(R1, Terms("special"), now=0) == []
+    assert dispatcher.submit(R2, now=0) == [Dispatch(R2, A)]  # it does not wait behind R1
+    effects = dispatcher.report(B, slots=1, models=frozenset({"special"}), now=0)
+    assert effects == [Dispatch(R1, B)]
+
+
+def test_a_deadline_of_its_own_takes_the_place_of_patience(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=1)
+    dispatcher.submit(R1, Terms(deadline=50.0), now=0)
+
+    dispatcher.leave(A, now=20)  # and is not counted anew
+
+    assert dispatcher.next_deadline == 50
+
+
+def swap(dispatcher: Dispatcher, agent_id: AgentId, *, now: float) -> None:
+    dispatcher.report(agent_id, slots=0, draining=True, swapping=True, now=now)
+
+
+def test_nobody_loses_patience_while_the_only_agent_changes_its_model(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=1)
+    dispatcher.submit(R1, now=0)
+    dispatcher.submit(R2, now=0)
+    swap(dispatcher, A, now=5)
+    dispatcher.finish(R1)
+    dispatcher.submit(R3, now=100)
+
+    assert dispatcher.expire(now=5 + LONGEST_SWAP - 1) == []
+    assert dispatcher.report(A, slots=1, now=5 + LONGEST_SWAP - 1) == [Dispatch(R2, A)]
+    assert dispatcher.next_deadline == 5 + LONGEST_SWAP - 1 + 10
+
+
+def test_a_swap_that_takes_for_ever_is_not_waited_for(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=1)
+    swap(dispatcher, A, now=0)
+    dispatcher.submit(R1, now=1)
+
+    assert dispatcher.next_deadline == LONGEST_SWAP
+    assert dispatcher.expire(now=LONGEST_SWAP) == [Reject(R1, Rejection.BUFFER_TIMEOUT)]
+
+
+def test_patience_is_as_ever_while_others_serve(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=1)
+    join(dispatcher, B, slots=1)
+    dispatcher.submit(R1, now=0)
+    dispatcher.submit(R2, now=0)
+    swap(dispatcher, A, now=0)
+    dispatcher.submit(R3, now=0)
+
+    assert dispatcher.next_deadline == 10
+
+
+def test_an_agent_lost_while_it_changes_its_model_is_not_waited_for(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=1)
+    swap(dispatcher, A, now=0)
+    dispatcher.submit(R1, now=1)
+
+    dispatcher.leave(A, now=7)
+
+    assert dispatcher.next_deadline == 17
+
+
+def test_a_request_refused_by_an_agent_that_changes_its_model_waits_for_it(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=1)
+    dispatcher.submit(R1, now=0)
+    swap(dispatcher, A, now=9)
+
+    dispatcher.refuse(R1)
+
+    assert dispatcher.next_deadline == 9 + LONGEST_SWAP
+
+
 CAPACITY, PATIENCE = 3, 5.0
+MODELS = ("one", "two")
 
 
 class Histories(RuleBasedStateMachine):
@@ -245,6 +342,8 @@ class Histories(RuleBasedStateMachine):
         self.slots: dict[AgentId, int] = {}
         self.draining: set[AgentId] = set()
         self.refused: set[AgentId] = set()
+        self.models: dict[AgentId, str] = {}
+        self.terms: dict[RequestId, Terms] = {}
         self.waiting: list[RequestId] = []
         self.running: dict[RequestId, AgentId] = {}
         self.abandoned: set[RequestId] = set()
@@ -256,9 +355,14 @@ class Histories(RuleBasedStateMachine):
             assert request_id not in self.abandoned or isinstance(effect, Abandon)
             match effect:
                 case Dispatch(_, agent_id):
-                    assert self.waiting[0] == request_id, "overtaken in the buffer"
+                    model = self.models[agent_id]
+                    fitting = [r for r in self.waiting if self.terms[r].model in (None, model)]
+                    assert fitting, "of another model"
+                    order = list(Priority)
+                    first = min(fitting, key=lambda r: order.index(self.terms[r].priority))
+                    assert first == request_id, "overtaken in the buffer"
                     assert request_id not in self.started, "answered twice"
-                    self.waiting.pop(0)
+                    self.waiting.remove(request_id)
                     self.running[request_id] = agent_id
                 case Reject():
                     if request_id in self.waiting:
@@ -272,30 +376,46 @@ class Histories(RuleBasedStateMachine):
         live = sorted(among)
         return data.draw(st.sampled_from(live)) if live else None
 
-    @rule()
-    def submit(self) -> None:
+    @rule(
+        model=st.sampled_from([None, *MODELS]),
+        priority=st.sampled_from(Priority),
+        deadline=st.sampled_from([None, 3.0]),
+    )
+    def submit(self, model: str | None, priority: Priority, deadline: float | None) -> None:
         self.count += 1
         request_id = RequestId(f"r{self.count:04}")
+        terms = self.terms[request_id] = Terms(model, priority, deadline)
         self.waiting.append(request_id)
-        self.observe(self.dispatcher.submit(request_id, now=self.now))
+        self.observe(self.dispatcher.submit(request_id, terms, now=self.now))
 
-    @rule(slots=st.integers(0, 3), draining=st.booleans())
-    def join(self, slots: int, draining: bool) -> None:
+    @rule(slots=st.integers(0, 3), draining=st.booleans(), model=st.sampled_from(MODELS))
+    def join(self, slots: int, draining: bool, model: str) -> None:
         self.count += 1
         agent_id = AgentId(f"a{self.count:04}")
         self.dispatcher.join(agent_id)
+        self.models[agent_id] = model
         self.report(agent_id, slots, draining)
 
-    def report(self, agent_id: AgentId, slots: int, draining: bool) -> None:
+    def report(self, agent_id: AgentId, slots: int, draining: bool, swapping: bool = False) -> None:
         self.slots[agent_id] = slots
         self.refused.discard(agent_id)
         (self.draining.add if draining else self.draining.discard)(agent_id)
-        self.observe(self.dispatcher.report(agent_id, slots=slots, draining=draining))
+        self.observe(
+            self.dispatcher.report(
+                agent_id,
+                slots=slots,
+                draining=draining,
+                swapping=swapping,
+                models=frozenset({self.models[agent_id]}),
+                now=self.now,
+            )
+        )
 
-    @rule(data=st.data(), slots=st.integers(0, 3), draining=st.booleans())
-    def change(self, data: st.DataObject, slots: int, draining: bool) -> None:
+    @rule(data=st.data(), slots=st.integers(0, 3), draining=st.booleans(), swapping=st.booleans())
+    def change(self, data: st.DataObject, slots: int, draining: bool, swapping: bool) -> None:
         if self.slots:
-            self.report(data.draw(st.sampled_from(sorted(self.slots))), slots, draining)
+            agent_id = data.draw(st.sampled_from(sorted(self.slots)))
+            self.report(agent_id, slots, draining or swapping, swapping)
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
@@ -386,7 +506,9 @@ class Histories(RuleBasedStateMachine):
             if agent_id not in self.draining | self.refused
             and self.dispatcher.bound(agent_id) < slots
         ]
-        assert not (free and self.waiting)
+        served = {self.models[agent_id] for agent_id in free}
+        fits = [r for r in self.waiting if served and self.terms[r].model in {None, *served}]
+        assert not fits
 
     @invariant()
     def the_buffer_holds_who_waits(self) -> None:

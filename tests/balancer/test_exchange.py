@@ -1,5 +1,7 @@
 import asyncio
 
+from answers import content
+
 from balancer.exchange import MOST_WAITING, MOST_WAITING_BYTES, Changes, Exchange, Told
 from common.ids import RequestId, TokenId
 from common.messages import (
@@ -16,7 +18,7 @@ LAST = Told("a", Finished(R, FinishReason.STOP, Usage()))
 
 
 def token(text: str) -> Told:
-    return Told("a", TokenGenerated(R, TokenId(0), text))
+    return Told("a", TokenGenerated(R, TokenId(0), content(text)))
 
 
 async def test_events_come_in_order_and_stop_after_the_last() -> None:

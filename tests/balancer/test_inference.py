@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from played import Play, Until, metric
+from played import Play, Until, metric, want
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -27,6 +27,8 @@ from common.messages import (
     Logprobs,
     Pooling,
     RawPrompt,
+    Segment,
+    TokenClass,
     TokenGenerated,
     TokenLogprob,
 )
@@ -45,6 +47,12 @@ ROUTE = "/api/v1/continue_from_raw_prompt"
 async def socket(address: str) -> AsyncGenerator[ClientConnection]:
     async with connect(f"ws://{address}/api/v1/inference_socket", proxy=None) as socket:
         yield socket
+
+
+def connect_browser(address: str, **options: Any) -> connect:
+    """As a client that is not the published one in Python."""
+    url = f"ws://{address}/api/v1/inference_socket"
+    return connect(url, proxy=None, user_agent_header="Mozilla/5.0", **options)
 
 
 async def ask(socket: ClientConnection, request_id: str, params: Any = RAW) -> None:
@@ -171,7 +179,11 @@ async def test_log_probabilities_come_with_each_token(
     async with client.stream("POST", ROUTE, json={**RAW, "logprobs": 2}) as response:
         asked = await agent.asked()
         logprobs = Logprobs(chosen, (chosen, other))
-        agent.say(TokenGenerated(asked.request_id, TokenId(1), "a", logprobs))
+        agent.say(
+            TokenGenerated(
+                asked.request_id, TokenId(1), (Segment(TokenClass.CONTENT, "a"),), logprobs
+            )
+        )
         agent.finish(asked.request_id)
         lines = [json.loads(line)["Response"] async for line in response.aiter_lines()]
 
@@ -425,11 +437,7 @@ def documents(*names: str) -> dict[str, Any]:
 
 
 def enable_embeddings(balancer: Balancer, **changes: Any) -> None:
-    state = balancer.desired_state
-    parameters = state.inference_parameters.model_copy(
-        update={"enable_embeddings": True, **changes}
-    )
-    balancer.desired_state = state.model_copy(update={"inference_parameters": parameters})
+    want(balancer, enable_embeddings=True, **changes)
 
 
 async def next_embedding(lines: AsyncIterator[str]) -> Any:
@@ -546,7 +554,7 @@ async def test_a_large_batch_goes_in_portions_and_is_done_once(
     assert len({message["request_id"] for message in messages}) == 1
 
 
-async def test_a_portion_that_fails_ends_the_answer_with_the_reason(
+async def test_a_chunk_that_fails_is_told_and_the_others_go_on(
     client: httpx.AsyncClient, balancer: Balancer, play: Play
 ) -> None:
     enable_embeddings(balancer, embedding_batch_size=1)
@@ -554,12 +562,118 @@ async def test_a_portion_that_fails_ends_the_answer_with_the_reason(
     async with client.stream("POST", EMBEDDINGS, json=documents("a", "b")) as response:
         asked = await agent.asked_to_embed()
         agent.say(Failed(asked.request_id, ErrorCode.DECODE_FAILED, "why"))
-        messages = [json.loads(line) async for line in response.aiter_lines()]
+        asked = await agent.asked_to_embed()
+        agent.say_vector(asked.request_id, "b", 1)
+        agent.finish(asked.request_id)
+        failure, vector, end = [json.loads(line) async for line in response.aiter_lines()]
 
-    assert [message["Error"]["error"] for message in messages] == [
-        {"code": 500, "description": "why"}
-    ]
+    assert failure["Error"]["error"] == {"code": 500, "description": "why"}
+    assert vector["Response"]["response"]["Embedding"]["Embedding"]["source_document_id"] == "b"
+    assert end["Response"]["response"] == {"Embedding": "Done"}
+
+
+async def test_a_batch_is_split_over_the_agents_at_once(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    enable_embeddings(balancer)
+    agents = [play("one"), play("two")]
+    async with client.stream("POST", EMBEDDINGS, json=documents(*"abc")) as response:
+        asked = [await agent.asked_to_embed() for agent in agents]
+        for agent, each in reversed(list(zip(agents, asked, strict=True))):
+            for document in each.documents:
+                agent.say_vector(each.request_id, document.document_id, 1)
+            agent.finish(each.request_id)
+        messages = [json.loads(line)["Response"] async for line in response.aiter_lines()]
+
+    assert [[d.document_id for d in each.documents] for each in asked] == [["a", "b"], ["c"]]
+    told = [message["generated_by"] for message in messages]
+    assert told == ["two", "one", "one", None]
+
+
+async def test_the_python_client_learns_of_long_documents_at_the_end(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    enable_embeddings(balancer)
+    agent = play()
+    headers = {"user-agent": "python-httpx/0.28"}
+    async with client.stream("POST", EMBEDDINGS, json=documents("a"), headers=headers) as response:
+        asked = await agent.asked_to_embed()
+        agent.say(DocumentTooLong(asked.request_id, "a", 9, 8))
+        agent.finish(asked.request_id)
+        (line,) = [line async for line in response.aiter_lines()]
+
+    error = json.loads(line)["Response"]["response"]["Embedding"]["Error"]
+    assert "'a' (9 tokens, the limit is 8)" in error
+
+
+async def test_tokens_are_not_generated_while_embeddings_are_enabled(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    agent = play()
+    enable_embeddings(balancer)
+
+    response = await client.post(ROUTE, json=RAW)
+
+    assert response.status_code == 501
+    assert response.text == "token generation is disabled while embeddings are enabled\n"
     assert agent.frames.empty()
+
+
+async def test_a_websocket_client_is_told_of_the_mode(address: str, balancer: Balancer) -> None:
+    async with connect_browser(address) as socket:
+        enable_embeddings(balancer)
+        assert await receive(socket) == {"Notification": "TokenGenerationDisabled"}
+        await ask(socket, "7")
+        refusal = (await receive(socket))["Response"]
+        assert refusal["request_id"] == "7"
+        assert set(refusal["response"]["GeneratedToken"]) == {"TokenGenerationDisabled"}
+        want(balancer, enable_embeddings=False)
+        assert await receive(socket) == {"Notification": "TokenGenerationEnabled"}
+    enable_embeddings(balancer)
+    async with connect_browser(address) as socket:
+        assert await receive(socket) == {"Notification": "TokenGenerationDisabled"}
+
+
+async def test_the_python_client_is_sent_no_notification(
+    socket: ClientConnection, balancer: Balancer
+) -> None:
+    enable_embeddings(balancer)
+
+    await ask(socket, "7")
+
+    assert (await receive(socket))["Error"]["error"]["code"] == 501
+
+
+async def test_a_request_for_a_model_that_nobody_has_is_refused_with_those_that_there_are(
+    client: httpx.AsyncClient, play: Play
+) -> None:
+    play()
+
+    response = await client.post(ROUTE, json={**RAW, "model": "nope"})
+
+    assert response.status_code == 404
+    assert response.text == "no agent serves the model 'nope'; there is: played\n"
+
+
+async def test_a_request_goes_to_an_agent_that_serves_its_model(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    play("one")
+    other = play("two")
+    other.report(slots=1, model_names=("special",))
+    async with client.stream("POST", ROUTE, json={**RAW, "model": "special"}) as response:
+        other.finish((await other.asked()).request_id)
+        assert [line async for line in response.aiter_lines()]
+
+
+async def test_a_request_ends_at_its_own_deadline(client: httpx.AsyncClient, play: Play) -> None:
+    agent = play()
+    async with client.stream("POST", ROUTE, json={**RAW, "deadline_ms": 20}) as response:
+        asked = await agent.asked()
+        (line,) = [line async for line in response.aiter_lines()]
+
+    assert json.loads(line)["Error"]["error"]["code"] == 504
+    assert await agent.cancelled() == asked.request_id
 
 
 async def test_a_client_that_leaves_its_embeddings_is_a_cancel(

@@ -22,8 +22,10 @@ from common.messages import (
     Generate,
     Join,
     RawPrompt,
+    SetState,
     Status,
     Step,
+    ToAgent,
     ToBalancer,
     Usage,
     decode_to_agent,
@@ -56,6 +58,14 @@ async def dial(url: str, frame: ToBalancer | None) -> ClientConnection:
     return socket
 
 
+async def request(socket: ClientConnection) -> ToAgent:
+    """The next frame that is about a request."""
+    async with asyncio.timeout(10):
+        while isinstance(frame := decode_to_agent(await socket.recv()), SetState):
+            pass
+        return frame
+
+
 async def closed(socket: ClientConnection) -> int | None:
     async with asyncio.timeout(10):
         await socket.wait_closed()
@@ -67,7 +77,7 @@ async def test_an_agent_joins_works_and_leaves(balancer: Balancer, url: str, unt
     await until(lambda: len(balancer.agents) == 1)
 
     exchange = ask(balancer, R)
-    asked = decode_to_agent(await socket.recv())
+    asked = await request(socket)
     finished = Finished(R, FinishReason.STOP, Usage(1, 0, 1))
     await socket.send(encode(Step((finished,))))
     told = [told.event async for told in exchange]
@@ -102,8 +112,7 @@ async def test_a_new_link_of_the_same_agent_replaces_the_old_one(
     ask(balancer, R)
 
     new = await dial(url, join())
-    async with asyncio.timeout(10):
-        assert decode_to_agent(await new.recv()) == decode_to_agent(await old.recv())
+    assert await request(new) == await request(old)
     await old.close()
 
     await new.send(encode(status(version=2, slots=3)))
@@ -176,11 +185,11 @@ async def test_a_cancel_reaches_the_agent(balancer: Balancer, url: str, until: U
     async with await dial(url, join()) as socket:
         await until(lambda: len(balancer.agents) == 1)
         ask(balancer, R)
-        await socket.recv()
+        await request(socket)
 
         balancer.cancel(R)
 
-        assert decode_to_agent(await socket.recv()) == Cancel(R)
+        assert await request(socket) == Cancel(R)
 
 
 async def test_stopping_the_listener_tells_the_agents(balancer: Balancer) -> None:

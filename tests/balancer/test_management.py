@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,10 +11,21 @@ import pytest
 from played import Play, ask
 
 from balancer import management
+from balancer.app import create_app
 from balancer.balancer import Balancer
 from balancer.desired_state import BalancerDesiredState
+from balancer.state_store import FileStore, MemoryStore, StateError, StoredState
 from common.ids import RequestId
-from common.messages import Sampling
+from common.messages import (
+    AgentIssue,
+    Described,
+    Download,
+    EngineChoices,
+    IssueKind,
+    LocalModel,
+    NoModel,
+    Sampling,
+)
 
 
 async def next_state(lines: AsyncIterator[str]) -> dict[str, Any]:
@@ -179,3 +191,152 @@ async def test_metrics_are_prometheus_text(client: httpx.AsyncClient, play: Play
         == "text/plain; version=0.0.4; charset=utf-8; escaping=values"
     )
     assert 'headrace_slots{agent="one"} 4.0' in response.text.splitlines()
+
+
+AGENT = "/api/v1/agent/id-of-one"
+
+
+async def test_an_agents_model_is_described(client: httpx.AsyncClient, play: Play) -> None:
+    agent = play("one")
+    assert (await client.get(f"{AGENT}/model_metadata")).json() is None
+    assert (await client.get(f"{AGENT}/chat_template_override")).json() is None
+
+    agent.describe(Described({"general.name": "x"}, "{{ messages }}"))
+
+    metadata = (await client.get(f"{AGENT}/model_metadata")).json()
+    template = (await client.get(f"{AGENT}/chat_template_override")).json()
+    assert metadata == {"metadata": {"general.name": "x"}}
+    assert template == {"content": "{{ messages }}"}
+
+
+@pytest.mark.parametrize("what", ["model_metadata", "chat_template_override", "status"])
+async def test_an_agent_that_is_not_there_is_404(client: httpx.AsyncClient, what: str) -> None:
+    assert (await client.get(f"/api/v1/agent/nobody/{what}")).status_code == 404
+
+
+async def test_an_agents_own_words_say_why_something_failed(
+    client: httpx.AsyncClient, play: Play
+) -> None:
+    issue = AgentIssue(IssueKind.MODEL_CANNOT_BE_LOADED, "/m.gguf", "no memory for it")
+    play("one", labels=("gpu",)).report(slots=1, issues=(issue,))
+
+    told = (await client.get(f"{AGENT}/status")).json()
+
+    assert told["labels"] == ["gpu"]
+    assert told["status"]["issues"][0]["detail"] == "no memory for it"
+
+
+PATH = {"model_path": "/m.gguf"}
+
+
+@pytest.mark.parametrize("kind", IssueKind)
+async def test_every_issue_has_its_published_form(
+    client: httpx.AsyncClient, play: Play, kind: IssueKind
+) -> None:
+    issue = AgentIssue(kind, "/m.gguf", "why", lock_path="/lock", template="{{")
+    play("one").report(slots=1, issues=(issue,))
+
+    (agent,) = (await client.get("/api/v1/agents")).json()["agents"]
+
+    others: dict[IssueKind, dict[str, Any]] = {
+        IssueKind.HUGGING_FACE_CANNOT_ACQUIRE_LOCK: {"lock_path": "/lock", "model_path": PATH},
+        IssueKind.CHAT_TEMPLATE_DOES_NOT_COMPILE: {
+            "error": "why",
+            "model_path": PATH,
+            "template_content": "{{",
+        },
+        IssueKind.SLOT_CANNOT_START: {"error": "why", "slot_index": 0},
+    }
+    assert agent["issues"] == [{kind.value: others.get(kind, PATH)}]
+
+
+async def test_a_download_is_shown(client: httpx.AsyncClient, play: Play) -> None:
+    play("known").report(slots=0, download=Download("m.gguf", 5, 9))
+    play("unknown").report(slots=0, download=Download("m.gguf", 5, None))
+    play("none")
+
+    agents = (await client.get("/api/v1/agents")).json()["agents"]
+
+    keys = ("filename", "current", "total", "indeterminate")
+    assert [tuple(agent[f"download_{key}"] for key in keys) for agent in agents] == [
+        ("m.gguf", 5, 9, False),
+        ("m.gguf", 5, 0, True),
+        (None, 0, 0, True),
+    ]
+
+
+async def test_the_desired_state_reaches_every_agent(client: httpx.AsyncClient, play: Play) -> None:
+    here = play("here")
+    route = "/api/v1/balancer_desired_state"
+    state = {**(await client.get(route)).json(), "model": {"LocalToAgent": "/m.gguf"}}
+
+    await client.put(route, json=state)
+    later = play("later")
+
+    assert [state.model for state in here.states] == [NoModel(), LocalModel("/m.gguf")]
+    assert [state.model for state in later.states] == [LocalModel("/m.gguf")]
+    applicable = (await client.get("/api/v1/balancer_applicable_state")).json()
+    assert applicable == {key: state[key] for key in applicable}
+    assert set(applicable) == set(state) - {"use_chat_template_override"}
+
+
+async def test_overrides_reach_the_agents_that_they_are_for(
+    client: httpx.AsyncClient, play: Play
+) -> None:
+    big, small = play("big", labels=("gpu",)), play("small")
+    overrides = {"overrides": [{"label": "gpu", "n_gpu_layers": -1}]}
+
+    put = await client.put("/api/v1/agent_overrides", json=overrides)
+
+    assert put.status_code == 204
+    assert big.states[-1].overrides == EngineChoices(n_gpu_layers=-1)
+    assert small.states[-1].overrides == EngineChoices()
+    told = (await client.get("/api/v1/agent_overrides")).json()["overrides"]
+    assert [(each["label"], each["n_gpu_layers"]) for each in told] == [("gpu", -1)]
+    bad = await client.put("/api/v1/agent_overrides", json={"overrides": [{"heat": 1}]})
+    assert bad.status_code == 400
+
+
+async def test_agents_are_given_their_turn_one_after_another(
+    balancer: Balancer, play: Play
+) -> None:
+    one, two = play("one"), play("two")
+    one.report(slots=1, awaits_turn=True)
+    two.report(slots=1, awaits_turn=True)
+    assert (one.turns, two.turns) == ([1], [])
+
+    one.report(slots=1, turn_taken=1)
+
+    assert (one.turns, two.turns) == ([1], [2])
+
+
+class BrokenStore(MemoryStore):
+    def save(self, state: StoredState, /) -> None:
+        raise StateError("the disk is full")
+
+
+async def test_what_cannot_be_stored_is_not_applied(balancer: Balancer, play: Play) -> None:
+    agent = play("one")
+    transport = httpx.ASGITransport(create_app(balancer, BrokenStore()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        route = "/api/v1/balancer_desired_state"
+        before = (await client.get(route)).json()
+
+        put = await client.put(route, json={**before, "model": {"LocalToAgent": "/m.gguf"}})
+
+        assert (put.status_code, put.text) == (500, "the disk is full\n")
+        assert (await client.get(route)).json() == before
+    assert len(agent.states) == 1
+
+
+async def test_what_is_put_is_there_after_a_restart(balancer: Balancer, tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "state.json")
+    transport = httpx.ASGITransport(create_app(balancer, store))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        route = "/api/v1/balancer_desired_state"
+        state = {**(await client.get(route)).json(), "model": {"LocalToAgent": "/m.gguf"}}
+        await client.put(route, json=state)
+
+    stored = store.load()
+    assert stored is not None
+    assert json.loads(stored.balancer_desired_state.model_dump_json(by_alias=True)) == state

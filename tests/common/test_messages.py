@@ -6,15 +6,30 @@ from common.errors import STATUS, ErrorCode
 from common.ids import AgentId, RequestId, TokenId
 
 R = RequestId("r")
-STATUS_FRAME = m.Status(version=3, slots_desired=4, slots_total=4, slots_processing=1)
+STATUS_FRAME = m.Status(
+    version=3,
+    slots_desired=4,
+    slots_total=4,
+    slots_processing=1,
+    application=m.Application.STUCK,
+    download=m.Download("a.gguf", 1, None),
+    issues=(m.AgentIssue(m.IssueKind.DOWNLOAD_INTERRUPTED, "https://host/a.gguf", "why"),),
+)
 
 TO_BALANCER = [
     m.Join(protocol=m.PROTOCOL, agent_id=AgentId("a"), name=None, status=STATUS_FRAME),
     STATUS_FRAME,
+    m.Described({"general.name": "x"}, None),
     m.Step(
         (
-            m.TokenGenerated(R, TokenId(7), "é"),
-            m.Finished(R, m.FinishReason.STOP, m.Usage(3, 0, 1), "x"),
+            m.TokenGenerated(R, TokenId(7), (m.Segment(m.TokenClass.REASONING, "é"),)),
+            m.Finished(
+                R, m.FinishReason.STOP, m.Usage(3, 0, 1), (m.Segment(m.TokenClass.CONTENT, "x"),)
+            ),
+            m.ToolCallsEnded(R, m.ToolCallsParsed((m.ToolCall("1", "f", "{}"),))),
+            m.ToolCallsEnded(R, m.ToolCallsUnreadable("why")),
+            m.ToolCallsEnded(R, m.ToolCallsInvalid(("why",))),
+            m.ToolCallsEnded(R, m.ToolCallFormatUnknown("text", "why")),
             m.Failed(R, ErrorCode.DECODE_FAILED, "why"),
             m.Embedded(R, "d", 2, bytes(16)),
             m.DocumentTooLong(R, "d", 9, 8),
@@ -37,6 +52,16 @@ TO_AGENT = [
         normalization=m.RmsNorm(1e-6),
     ),
     m.Cancel(R),
+    m.SetState(
+        m.AgentDesiredState(
+            model=m.HuggingFaceModel("owner/repo", "a.gguf", "main"),
+            multimodal_projection=m.UrlModel("https://host/b.gguf", "ab" * 32),
+            chat_template="{{ x }}",
+            choices=m.EngineChoices(context_size=0, k_cache_dtype=m.CacheType.Q8_0),
+            overrides=m.EngineChoices(tensor_split=(1.0, 2.0)),
+        )
+    ),
+    m.Swap(3),
 ]
 
 
@@ -77,3 +102,30 @@ def test_half_a_vector_is_refused(size: int) -> None:
 
 def test_every_error_has_a_status() -> None:
     assert STATUS.keys() == set(ErrorCode)
+
+
+@pytest.mark.parametrize(
+    ("reference", "names"),
+    [
+        (m.NoModel(), set[str]()),
+        (m.LocalModel("/models/qwen.gguf"), {"qwen", "qwen.gguf"}),
+        (m.LocalModel("C:\\models\\qwen.gguf"), {"qwen", "qwen.gguf"}),
+        (m.UrlModel("https://host/a/qwen.gguf?key=1"), {"qwen", "qwen.gguf"}),
+        (
+            m.HuggingFaceModel("owner/repo", "sub/qwen.gguf", "main"),
+            {"qwen", "qwen.gguf", "owner/repo"},
+        ),
+    ],
+)
+def test_a_model_has_the_names_that_clients_know(
+    reference: m.ModelReference, names: set[str]
+) -> None:
+    assert m.names(reference) == names
+
+
+def test_what_is_said_first_goes_before_the_rest() -> None:
+    merged = m.EngineChoices.merged(
+        m.EngineChoices(threads=1), m.EngineChoices(threads=2, slots=3), m.EngineChoices(slots=4)
+    )
+
+    assert merged == m.EngineChoices(threads=1, slots=3)

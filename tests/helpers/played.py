@@ -3,14 +3,19 @@
 import asyncio
 import struct
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
+
+from answers import content
 
 from balancer.balancer import Balancer
 from balancer.exchange import Exchange
 from common.ids import AgentId, RequestId, TokenId
 from common.messages import (
     PROTOCOL,
+    AgentDesiredState,
+    Application,
     Cancel,
+    Described,
     Embed,
     Embedded,
     Event,
@@ -19,8 +24,10 @@ from common.messages import (
     Generate,
     Join,
     RawPrompt,
+    SetState,
     Status,
     Step,
+    Swap,
     ToAgent,
     TokenGenerated,
     Usage,
@@ -33,28 +40,61 @@ from common.messages import (
 class PlayedAgent:
     """An agent whose part the test plays: it reads frames and says what happened."""
 
-    def __init__(self, balancer: Balancer, name: str | None = "played", *, slots: int = 1) -> None:
+    def __init__(
+        self,
+        balancer: Balancer,
+        name: str | None = "played",
+        *,
+        slots: int = 1,
+        labels: tuple[str, ...] = (),
+    ) -> None:
         self.agent_id = AgentId(f"id-of-{name}")
         self.frames: asyncio.Queue[bytes] = asyncio.Queue()
         self._balancer = balancer
+        self.states: list[AgentDesiredState] = []
+        """What it was told to run, the newest last."""
+        self.turns: list[int] = []
+        """To change its model."""
         self._version = 0
-        status = self._status(slots=slots)
-        join = Join(protocol=PROTOCOL, agent_id=self.agent_id, name=name, status=status)
-        balancer.join(join, self.frames.put_nowait)
+        join = Join(
+            protocol=PROTOCOL,
+            agent_id=self.agent_id,
+            name=name,
+            status=self._status(slots=slots),
+            labels=labels,
+        )
+        balancer.join(join, self._take)
 
-    def _status(self, *, slots: int, draining: bool = False) -> Status:
+    def _take(self, data: bytes) -> None:
+        match decode_to_agent(data):
+            case SetState(state):
+                self.states.append(state)
+            case Swap(turn):
+                self.turns.append(turn)
+            case _:
+                self.frames.put_nowait(data)
+
+    def _status(self, *, slots: int, **more: Any) -> Status:
         self._version += 1
+        told: dict[str, Any] = {
+            "model_path": "/models/played.gguf",
+            "model_names": ("played",),
+            "application": Application.APPLIED if slots else Application.FRESH,
+        }
         return Status(
             version=self._version,
             slots_desired=slots,
             slots_total=slots,
             slots_processing=0,
-            draining=draining,
-            model_path="/models/played.gguf",
+            **{**told, **more},
         )
 
-    def report(self, *, slots: int, draining: bool = False) -> None:
-        self._balancer.report(self.agent_id, self._status(slots=slots, draining=draining))
+    def report(self, *, slots: int, **more: Any) -> None:
+        """``more``: other fields of the status."""
+        self._balancer.report(self.agent_id, self._status(slots=slots, **more))
+
+    def describe(self, description: Described) -> None:
+        self._balancer.described(self.agent_id, description)
 
     def say(self, *events: Event) -> None:
         """As they travel: encoded and read again."""
@@ -63,7 +103,7 @@ class PlayedAgent:
         self._balancer.happened(self.agent_id, step.events)
 
     def say_token(self, request_id: RequestId, text: str) -> None:
-        self.say(TokenGenerated(request_id, TokenId(1), text))
+        self.say(TokenGenerated(request_id, TokenId(1), content(text)))
 
     def finish(self, request_id: RequestId, reason: FinishReason = FinishReason.STOP) -> None:
         self.say(Finished(request_id, reason, Usage(5, 0, 2)))
@@ -98,8 +138,23 @@ class PlayedAgent:
             return decode_to_agent(await self.frames.get())
 
 
+def want(balancer: Balancer, **changes: Any) -> None:
+    """Change the desired state; ``changes`` may also name inference parameters."""
+    stored = balancer.stored
+    state = stored.balancer_desired_state
+    known = type(state.inference_parameters).model_fields
+    parameters = state.inference_parameters.model_copy(
+        update={key: value for key, value in changes.items() if key in known}
+    )
+    rest = {key: value for key, value in changes.items() if key not in known}
+    state = state.model_copy(update={**rest, "inference_parameters": parameters})
+    balancer.want(stored.model_copy(update={"balancer_desired_state": state}))
+
+
 class Play(Protocol):
-    def __call__(self, name: str | None = "played", *, slots: int = 1) -> PlayedAgent: ...
+    def __call__(
+        self, name: str | None = "played", *, slots: int = 1, labels: tuple[str, ...] = ()
+    ) -> PlayedAgent: ...
 
 
 def ask(balancer: Balancer, request_id: RequestId) -> Exchange:

@@ -1,30 +1,37 @@
-"""The published wire format, message by message."""
+"""What clients send, and what becomes of it. The messages as they travel stand in ``golden/``."""
 
 import json
 import math
-import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balancer import native
+from balancer.native_requests import (
+    ContinueFromConversationHistory,
+    ContinueFromRawPrompt,
+    GenerateEmbeddingBatchParams,
+    GenerationParams,
+    MessageError,
+    SocketRequest,
+    Stop,
+    embed,
+    generate,
+    parse,
+    parse_message,
+)
+from balancer.terms import Priority, Terms
 from common.errors import ErrorCode, RequestError
-from common.ids import RequestId, TokenId
+from common.ids import RequestId
 from common.messages import (
     L2,
     ChatMessage,
     Constraint,
     Conversation,
     Document,
-    DocumentTooLong,
     Embed,
-    Embedded,
-    Event,
-    Failed,
-    Finished,
-    FinishReason,
     Gbnf,
     JsonSchema,
     Normalization,
@@ -32,9 +39,7 @@ from common.messages import (
     RawPrompt,
     RmsNorm,
     Sampling,
-    TokenGenerated,
     Unchanged,
-    Usage,
 )
 
 R = RequestId("ours")
@@ -64,17 +69,17 @@ BAD_TOOL: dict[str, Any] = {
 }
 
 
-def conversation(**changes: Any) -> native.ContinueFromConversationHistory:
+def conversation(**changes: Any) -> ContinueFromConversationHistory:
     body = json.dumps({**CONVERSATION, **changes}).encode()
-    return native.parse(native.ContinueFromConversationHistory, body)
+    return parse(ContinueFromConversationHistory, body)
 
 
-def raw(**changes: Any) -> native.ContinueFromRawPrompt:
-    return native.parse(native.ContinueFromRawPrompt, json.dumps({**RAW, **changes}).encode())
+def raw(**changes: Any) -> ContinueFromRawPrompt:
+    return parse(ContinueFromRawPrompt, json.dumps({**RAW, **changes}).encode())
 
 
 def test_a_conversation_becomes_a_frame() -> None:
-    frame = native.generate(conversation(tools=[TOOL]), R, Sampling())
+    frame = generate(conversation(tools=[TOOL]), R, Sampling())
 
     assert frame.request_id == R
     assert frame.max_tokens == 16
@@ -87,13 +92,13 @@ def test_a_conversation_becomes_a_frame() -> None:
 
 
 def test_a_raw_prompt_becomes_a_frame() -> None:
-    assert native.generate(raw(), R, Sampling()).prompt == RawPrompt("Hi")
+    assert generate(raw(), R, Sampling()).prompt == RawPrompt("Hi")
 
 
 def test_text_parts_become_paragraphs() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
-    frame = native.generate(
+    frame = generate(
         conversation(conversation_history=[{"role": "user", "content": parts}]), R, Sampling()
     )
 
@@ -101,7 +106,7 @@ def test_text_parts_become_paragraphs() -> None:
 
 
 def test_a_request_may_replace_single_sampling_values() -> None:
-    frame = native.generate(
+    frame = generate(
         raw(sampling={"temperature": 0}, seed=7, stop="x"), R, Sampling(temperature=0.5, top_k=3)
     )
 
@@ -115,17 +120,17 @@ def test_a_request_may_replace_single_sampling_values() -> None:
 def test_what_is_cached_is_not_used_where_a_seed_must_give_the_same_text(
     options: dict[str, Any], uses: bool
 ) -> None:
-    assert native.generate(raw(**options), R, Sampling()).cache_prompt is uses
+    assert generate(raw(**options), R, Sampling()).cache_prompt is uses
 
 
 def test_optional_keys_may_be_null() -> None:
-    frame = native.generate(raw(sampling=None, stop=None, seed=None, grammar=None), R, Sampling())
+    frame = generate(raw(sampling=None, stop=None, seed=None, grammar=None), R, Sampling())
 
-    assert frame == native.generate(raw(), R, Sampling())
+    assert frame == generate(raw(), R, Sampling())
 
 
 def test_a_request_without_options_is_sampled_as_the_balancer_says() -> None:
-    assert native.generate(raw(), R, Sampling(top_k=3)).sampling == Sampling(top_k=3)
+    assert generate(raw(), R, Sampling(top_k=3)).sampling == Sampling(top_k=3)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +168,7 @@ def test_bad_values_are_named(changes: dict[str, Any], named: str) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b"NaN"])
 def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
     with pytest.raises(RequestError, match="Invalid request parameters"):
-        native.parse(native.ContinueFromRawPrompt, body)
+        parse(ContinueFromRawPrompt, body)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +181,6 @@ def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
             ),
             "grammar_with_thinking",
         ),
-        (conversation(parse_tool_calls=True), "not_supported"),
         (
             conversation(
                 conversation_history=[
@@ -190,11 +194,9 @@ def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
         ),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(
-    params: native.GenerationParams, code: str
-) -> None:
+def test_what_is_not_supported_is_refused_by_name(params: GenerationParams, code: str) -> None:
     with pytest.raises(RequestError) as caught:
-        native.generate(params, R, Sampling())
+        generate(params, R, Sampling())
 
     assert caught.value.code == code
 
@@ -202,17 +204,17 @@ def test_what_is_not_supported_is_refused_by_name(
 def test_a_websocket_request_is_read() -> None:
     text = json.dumps({"Request": {"id": "7", "request": {"ContinueFromRawPrompt": RAW}}})
 
-    message = native.parse_message(text)
+    message = parse_message(text)
 
-    assert isinstance(message, native.Request)
+    assert isinstance(message, SocketRequest)
     assert message.id == "7"
     assert message.request.params == raw()
 
 
 def test_a_websocket_cancel_is_read() -> None:
-    message = native.parse_message('{"Notification": {"StopRespondingTo": "7"}}')
+    message = parse_message('{"Notification": {"StopRespondingTo": "7"}}')
 
-    assert isinstance(message, native.Stop)
+    assert isinstance(message, Stop)
     assert message.request_id == "7"
 
 
@@ -234,8 +236,8 @@ def test_a_websocket_cancel_is_read() -> None:
 def test_a_websocket_message_that_cannot_be_read_names_its_request(
     text: str, request_id: str | None
 ) -> None:
-    with pytest.raises(native.MessageError) as caught:
-        native.parse_message(text)
+    with pytest.raises(MessageError) as caught:
+        parse_message(text)
 
     assert caught.value.request_id == request_id
 
@@ -254,64 +256,9 @@ def test_any_body_is_taken_or_refused_with_a_reason(changes: dict[str, Any]) -> 
     except RequestError as error:
         outcome = error.message
     else:
-        outcome = native.generate(params, R, Sampling()).request_id
+        outcome = generate(params, R, Sampling()).request_id
 
     assert outcome == R or outcome.startswith("Invalid request parameters: ")
-
-
-def response(result: Any, *, generated_by: str | None = "agent-1") -> dict[str, Any]:
-    return {
-        "Response": {
-            "generated_by": generated_by,
-            "request_id": "theirs",
-            "response": {"GeneratedToken": result},
-        }
-    }
-
-
-DONE = {
-    "Done": {
-        "usage": {
-            "prompt_tokens": 12,
-            "cached_prompt_tokens": 3,
-            "input_image_tokens": 0,
-            "input_audio_tokens": 0,
-            "content_tokens": 1,
-            "reasoning_tokens": 0,
-            "tool_call_tokens": 0,
-            "undeterminable_tokens": 0,
-        }
-    }
-}
-
-
-@pytest.mark.parametrize(
-    ("event", "messages"),
-    [
-        (TokenGenerated(R, TokenId(1), "Hi"), [response({"ContentToken": "Hi"})]),
-        (TokenGenerated(R, TokenId(1), ""), []),
-        (Finished(R, FinishReason.STOP, Usage(12, 3, 1)), [response(DONE)]),
-        (
-            Finished(R, FinishReason.LENGTH, Usage(12, 3, 1), "x"),
-            [response({"ContentToken": "x"}), response(DONE)],
-        ),
-        (Finished(R, FinishReason.CANCELLED, Usage(12, 3, 1)), []),
-        (
-            Failed(R, ErrorCode.CHAT_TEMPLATE_ERROR, "why"),
-            [response({"ChatTemplateError": "why"})],
-        ),
-        (
-            Failed(R, ErrorCode.BUFFER_TIMEOUT, "late"),
-            [{"Error": {"request_id": "theirs", "error": {"code": 504, "description": "late"}}}],
-        ),
-        (
-            Failed(R, ErrorCode.CONTEXT_LENGTH_EXCEEDED, "long"),
-            [{"Error": {"request_id": "theirs", "error": {"code": 400, "description": "long"}}}],
-        ),
-    ],
-)
-def test_events_become_the_published_messages(event: Event, messages: list[Any]) -> None:
-    assert native.messages("theirs", "agent-1", event) == messages
 
 
 def test_all_that_sampling_knows_can_be_said() -> None:
@@ -339,7 +286,7 @@ def test_all_that_sampling_knows_can_be_said() -> None:
         "ignore_eos": True,
     }
 
-    frame = native.generate(raw(sampling=options, seed=3), RequestId("r"), Sampling())
+    frame = generate(raw(sampling=options, seed=3), RequestId("r"), Sampling())
 
     told = {name: getattr(frame.sampling, name) for name in frame.sampling.__struct_fields__}
     assert told == {
@@ -358,19 +305,17 @@ def test_all_that_sampling_knows_can_be_said() -> None:
     ],
 )
 def test_grammars_travel_to_the_agent(grammar: dict[str, Any], constraint: Constraint) -> None:
-    frame = native.generate(raw(grammar=grammar), RequestId("r"), Sampling())
+    frame = generate(raw(grammar=grammar), RequestId("r"), Sampling())
 
     assert frame.constraint == constraint
 
 
-def batch(**changes: Any) -> native.GenerateEmbeddingBatchParams:
+def batch(**changes: Any) -> GenerateEmbeddingBatchParams:
     body: dict[str, Any] = {
         "input_batch": [{"content": "one", "id": "1"}, {"content": "two", "id": "2"}],
         "normalization_method": "L2",
     }
-    return native.parse(
-        native.GenerateEmbeddingBatchParams, json.dumps({**body, **changes}).encode()
-    )
+    return parse(GenerateEmbeddingBatchParams, json.dumps({**body, **changes}).encode())
 
 
 @pytest.mark.parametrize(
@@ -384,9 +329,7 @@ def batch(**changes: Any) -> native.GenerateEmbeddingBatchParams:
 def test_documents_become_a_frame(method: Any, normalization: Normalization) -> None:
     params = batch(normalization_method=method)
 
-    frame = native.embed(
-        params.input_batch, R, pooling=Pooling.MEAN, normalization=params.normalization
-    )
+    frame = embed(params.input_batch, R, pooling=Pooling.MEAN, normalization=params.normalization)
 
     assert frame == Embed(
         request_id=R,
@@ -413,80 +356,113 @@ def test_a_bad_embedding_batch_is_refused_by_the_key(changes: dict[str, Any], na
         batch(**changes)
 
 
-def embedding(result: Any) -> dict[str, Any]:
-    return {
-        "Response": {
-            "generated_by": "agent-1",
-            "request_id": "theirs",
-            "response": {"Embedding": result},
-        }
-    }
+def test_documents_are_split_evenly_over_the_agents() -> None:
+    documents = [{"content": "x", "id": str(n)} for n in range(11)]
+
+    def sizes(agents: int, largest: int) -> list[int]:
+        chunks = batch(input_batch=documents).chunks(agents=agents, largest=largest)
+        assert [document.id for chunk in chunks for document in chunk] == [
+            str(n) for n in range(11)
+        ]
+        return [len(chunk) for chunk in chunks]
+
+    assert sizes(agents=1, largest=256) == [11]
+    assert sizes(agents=4, largest=256) == [3, 3, 3, 2]
+    assert sizes(agents=1, largest=4) == [4, 4, 3]
+    assert sizes(agents=20, largest=256) == [1] * 11
 
 
-def record(*vector: float, method: Any = "L2", pooling: str = "Last") -> dict[str, Any]:
-    return {
-        "embedding": list(vector),
-        "normalization_method": method,
-        "pooling_type": pooling,
-        "source_document_id": "1",
-    }
-
-
-TWO_BY_TWO = Embedded(R, "1", 2, struct.pack("<4f", 1, 2, 3, 4))
-RMS_NORM = {"RmsNorm": {"epsilon": 0.5}}
+def test_no_documents_are_no_chunks() -> None:
+    assert batch(input_batch=[]).chunks(agents=3, largest=256) == []
 
 
 @pytest.mark.parametrize(
-    ("event", "messages"),
+    ("options", "terms"),
     [
+        ({}, Terms()),
         (
-            Embedded(R, "1", 2, struct.pack("<2f", 0.5, -1)),
-            [embedding({"Embedding": record(0.5, -1, method=RMS_NORM, pooling="None")})],
-        ),
-        (
-            TWO_BY_TWO,
-            [
-                embedding({"Embedding": record(1, 2, method=RMS_NORM, pooling="None")}),
-                embedding({"Embedding": record(3, 4, method=RMS_NORM, pooling="None")}),
-            ],
-        ),
-        (
-            DocumentTooLong(R, "1", 9, 8),
-            [
-                embedding(
-                    {
-                        "DocumentExceedsBatchSize": {
-                            "document_tokens": 9,
-                            "n_batch": 8,
-                            "source_document_id": "1",
-                        }
-                    }
-                )
-            ],
-        ),
-        (Finished(R, FinishReason.STOP, Usage(12)), []),
-        (TokenGenerated(R, TokenId(1), "x"), []),
-        (
-            Failed(R, ErrorCode.NOT_SUPPORTED, "no head"),
-            [{"Error": {"request_id": "theirs", "error": {"code": 501, "description": "no head"}}}],
+            {"model": "qwen", "priority": "high", "deadline_ms": 1500},
+            Terms("qwen", Priority.HIGH, 1.5),
         ),
     ],
 )
-def test_embedding_events_become_the_published_messages(event: Event, messages: list[Any]) -> None:
-    params = batch(normalization_method=RMS_NORM)
-
-    told = native.embedding_messages("theirs", "agent-1", event, params, Pooling.NONE)
-
-    assert list(told) == messages
+def test_a_request_may_say_where_and_when_it_is_served(
+    options: dict[str, Any], terms: Terms
+) -> None:
+    assert raw(**options).terms == terms
 
 
-def test_the_method_without_options_is_told_by_its_name() -> None:
-    event = Embedded(R, "1", 1, struct.pack("<f", 1))
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "requests.json").read_text())
 
-    told = native.embedding_messages("theirs", "agent-1", event, batch(), Pooling.LAST)
+FRAMES = {
+    "conversation": Conversation(
+        (ChatMessage("system", "Be brief."), ChatMessage("user", "Say\nhi.")),
+        add_generation_prompt=True,
+        enable_thinking=True,
+    ),
+    "conversation with tools": Conversation(
+        (ChatMessage("user", "Weather?"),),
+        tools=(
+            {
+                "type": "function",
+                "function": {
+                    "name": "get_weather",
+                    "description": "Of a city.",
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"city": {"type": "string", "$comment": "any key below"}},
+                        "required": ["city"],
+                        "additionalProperties": False,
+                    },
+                },
+            },
+            {"type": "function", "function": {"name": "now", "description": "The time."}},
+        ),
+        parse_tool_calls=True,
+    ),
+    "raw prompt with gbnf": RawPrompt("The meaning of life is"),
+    "raw prompt with a json schema": RawPrompt("A number:"),
+}
+CONSTRAINTS = {
+    "raw prompt with gbnf": Gbnf('root ::= "x"', "root"),
+    "raw prompt with a json schema": JsonSchema('{"type": "integer"}'),
+}
 
-    assert list(told) == [embedding({"Embedding": record(1)})]
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_golden_requests_become_frames(name: str) -> None:
+    message = parse_message(json.dumps(GOLDEN[name]))
+
+    assert isinstance(message, SocketRequest)
+    frame = generate(message.request.params, R, Sampling())
+    assert message.id == GOLDEN[name]["Request"]["id"]
+    assert frame.prompt == FRAMES[name]
+    assert frame.max_tokens == 16
+    assert frame.constraint == CONSTRAINTS.get(name)
 
 
-def test_vectors_are_no_answer_to_a_prompt() -> None:
-    assert native.messages("theirs", "agent-1", TWO_BY_TWO) == []
+def test_golden_cancel() -> None:
+    message = parse_message(json.dumps(GOLDEN["cancel"]))
+
+    assert message == Stop(StopRespondingTo="6f1c")
+
+
+@pytest.mark.parametrize(
+    ("name", "normalization"),
+    [
+        ("embedding batch", L2()),
+        ("embedding batch, unchanged", Unchanged()),
+        ("embedding batch, rms", RmsNorm(1e-6)),
+    ],
+)
+def test_golden_embedding_batches(name: str, normalization: Normalization) -> None:
+    params = parse(GenerateEmbeddingBatchParams, json.dumps(GOLDEN[name]).encode())
+
+    assert params.normalization == normalization
+    assert params.input_batch[0].model_dump() == {"content": "Hello", "id": "d1"}
+
+
+def test_every_golden_request_is_used() -> None:
+    batches = {"embedding batch", "embedding batch, unchanged", "embedding batch, rms"}
+
+    assert set(GOLDEN) == {*FRAMES, *batches, "cancel"}

@@ -1,4 +1,4 @@
-"""The native protocol: clients' JSON to frames for agents, and events back to JSON messages.
+"""The native protocol, inwards: clients' JSON becomes frames for agents.
 
 A pure translator of the published wire format, for HTTP bodies and websocket messages alike.
 Optional keys of our own stand next to the published ones: ``sampling``, ``seed``, ``stop``, ``n``,
@@ -7,35 +7,28 @@ Optional keys of our own stand next to the published ones: ``sampling``, ``seed`
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, assert_never
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from balancer.desired_state import Int, Strict
-from common.errors import STATUS, ErrorCode, RequestError
+from balancer.terms import Priority, Terms
+from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
 from common.messages import (
     L2,
     MAX_FRAME_BYTES,
-    Busy,
     ChatMessage,
     Constraint,
     Conversation,
     Document,
-    DocumentFailed,
-    DocumentTooLong,
     Embed,
-    Embedded,
-    Event,
-    Failed,
-    Finished,
-    FinishReason,
     Gbnf,
     Generate,
     JsonSchema,
-    Logprobs,
     Mirostat,
     Normalization,
     Pooling,
@@ -43,13 +36,9 @@ from common.messages import (
     RawPrompt,
     RmsNorm,
     Sampling,
-    TokenGenerated,
-    TokenLogprob,
     Unchanged,
     encode,
 )
-
-# What clients send
 
 
 class TextPart(Strict):
@@ -203,6 +192,17 @@ class GenerationParams(Strict):
         Annotated[tuple[StopText, ...], Field(max_length=16)] | None, BeforeValidator(_one_or_many)
     ] = None
 
+    model: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Only agents that serve it; None: any."""
+    priority: Priority = Priority.NORMAL
+    deadline_ms: Annotated[int, Field(ge=1, le=24 * 3600 * 1000)] | None = None
+    """Until the answer must be complete. It also takes the place of the buffer's patience."""
+
+    @property
+    def terms(self) -> Terms:
+        seconds = None if self.deadline_ms is None else self.deadline_ms / 1000
+        return Terms(self.model, self.priority, seconds)
+
     @abstractmethod
     def prompt(self) -> Prompt:
         """Raises ``RequestError`` for what is not supported."""
@@ -221,13 +221,12 @@ class ContinueFromConversationHistory(GenerationParams):
                 ErrorCode.GRAMMAR_WITH_THINKING,
                 "a grammar would hold for the thinking too: set enable_thinking to false",
             )
-        if self.parse_tool_calls:
-            raise RequestError(ErrorCode.NOT_SUPPORTED, "parse_tool_calls is not supported yet")
         return Conversation(
             messages=tuple(message.flatten() for message in self.conversation_history),
             tools=tuple(tool.model_dump(by_alias=True, exclude_none=True) for tool in self.tools),
             add_generation_prompt=self.add_generation_prompt,
             enable_thinking=self.enable_thinking,
+            parse_tool_calls=self.parse_tool_calls,
         )
 
 
@@ -307,10 +306,17 @@ class GenerateEmbeddingBatchParams(Strict):
             case RmsNormMethod(options=options):
                 return RmsNorm(options.epsilon)
 
-    def portions(self, size: int) -> Iterator[tuple[InputDocument, ...]]:
-        """The documents, at most ``size`` of them at a time."""
-        for start in range(0, len(self.input_batch), size):
-            yield self.input_batch[start : start + size]
+    def chunks(self, *, agents: int, largest: int) -> list[tuple[InputDocument, ...]]:
+        """The documents in equal parts, the first ones perhaps one longer: one for each agent, but
+        at most ``largest`` documents each and at least one.
+        """
+        documents = self.input_batch
+        count = min(len(documents), max(agents, math.ceil(len(documents) / largest)))
+        if not count:
+            return []
+        size, longer = divmod(len(documents), count)
+        bounds = [n * size + min(n, longer) for n in range(count + 1)]
+        return [documents[start:end] for start, end in pairwise(bounds)]
 
 
 def embed(
@@ -391,7 +397,7 @@ class Stop(Strict):
     request_id: str = Field(alias="StopRespondingTo")
 
 
-class Request(Strict):
+class SocketRequest(Strict):
     """A websocket client's request; ``id`` is of its own choice, unique among its open ones."""
 
     id: str
@@ -421,7 +427,7 @@ class MessageError(RequestError):
         self.request_id = request_id
 
 
-def parse_message(text: str) -> Request | Stop:
+def parse_message(text: str) -> SocketRequest | Stop:
     """A websocket message. Raises ``MessageError`` for anything else."""
     try:
         envelope = _Envelope.model_validate_json(text)
@@ -431,168 +437,8 @@ def parse_message(text: str) -> Request | Stop:
         return envelope.notification
     assert envelope.request is not None, "see _exactly_one"
     try:
-        return Request.model_validate(envelope.request)
+        return SocketRequest.model_validate(envelope.request)
     except ValidationError as error:
         named = envelope.request.get("id")
         request_id = named if isinstance(named, str) else None
         raise MessageError(request_id, describe(error)) from error
-
-
-# What clients are sent
-
-Message: TypeAlias = dict[str, Any]
-
-
-def messages(
-    request_id: str, generated_by: str | None, event: Event, index: int | None = None
-) -> list[Message]:
-    """What the client is told of an event, perhaps nothing. ``request_id``: as it knows it.
-
-    ``index``: which of several answers it belongs to; None if only one was asked for.
-    """
-    told = _messages(request_id, generated_by, event)
-    if index is not None:
-        for message in told:
-            message[next(iter(message))]["index"] = index
-    return told
-
-
-def _messages(request_id: str, generated_by: str | None, event: Event) -> list[Message]:
-    match event:
-        case TokenGenerated(text=text, logprobs=logprobs):
-            message = _token(request_id, generated_by, text)
-            if logprobs is not None:
-                message["Response"]["logprobs"] = _logprobs(logprobs)
-                return [message]
-            return [message] if text else []
-        case Finished(reason=FinishReason.CANCELLED):
-            return []
-        case Finished(usage=usage, text=text):
-            done = {
-                "usage": {
-                    "prompt_tokens": usage.prompt_tokens,
-                    "cached_prompt_tokens": usage.cached_prompt_tokens,
-                    "input_image_tokens": 0,
-                    "input_audio_tokens": 0,
-                    "content_tokens": usage.content_tokens,
-                    "reasoning_tokens": 0,
-                    "tool_call_tokens": 0,
-                    "undeterminable_tokens": 0,
-                }
-            }
-            tail = [_token(request_id, generated_by, text)] if text else []
-            return [*tail, _response(request_id, generated_by, {"Done": done})]
-        case Failed(code=code, message=message):
-            return [failure(request_id, generated_by, code, message)]
-        case Embedded() | DocumentTooLong() | DocumentFailed():
-            return []  # no answer to this request; an agent that sends it is at fault
-        case Busy():
-            raise AssertionError("an agent's refusal is between the dispatcher and the agent")
-        case _:
-            assert_never(event)
-
-
-def embedding_messages(
-    request_id: str,
-    generated_by: str | None,
-    event: Event,
-    params: GenerateEmbeddingBatchParams,
-    pooling: Pooling,
-) -> Iterator[Message]:
-    """What the client is told of an event of its embedding batch, perhaps nothing.
-
-    A document has a message for each of its vectors: one, or with ``Pooling.NONE`` one for each of
-    its tokens, in their order. The end of the batch is not told here: see ``embedding_done``.
-    """
-    match event:
-        case Embedded(document_id=document_id):
-            method = params.model_dump(by_alias=True)["normalization_method"]
-            for vector in event.vectors:
-                record = {
-                    "embedding": vector,
-                    "normalization_method": method,
-                    "pooling_type": pooling.value,
-                    "source_document_id": document_id,
-                }
-                yield _embedding(request_id, generated_by, {"Embedding": record})
-        case DocumentTooLong(document_id=document_id, tokens=tokens, limit=limit):
-            refusal = {
-                "document_tokens": tokens,
-                "n_batch": limit,
-                "source_document_id": document_id,
-            }
-            yield _embedding(request_id, generated_by, {"DocumentExceedsBatchSize": refusal})
-        case Failed(code=code, message=message):
-            yield failure(request_id, generated_by, code, message)
-        case TokenGenerated() | DocumentFailed() | Finished():
-            return
-        case Busy():
-            raise AssertionError("an agent's refusal is between the dispatcher and the agent")
-        case _:
-            assert_never(event)
-
-
-MOST_NAMED = 100
-"""Documents that failed, in one message."""
-
-
-def embedding_done(request_id: str, failed: Sequence[DocumentFailed]) -> Message:
-    """The last message of a batch that nothing has ended early. The published format has no word
-    for a document that failed while the others went on, so it is told at the end.
-    """
-    if not failed:
-        return _embedding(request_id, None, "Done")
-    told = [f"{each.document_id!r} ({each.message})" for each in failed[:MOST_NAMED]]
-    if len(failed) > MOST_NAMED:
-        told.append(f"{len(failed) - MOST_NAMED} more")
-    error = f"documents that could not be embedded: {', '.join(told)}"
-    return _embedding(request_id, None, {"Error": error})
-
-
-_FAILURES = {
-    ErrorCode.CHAT_TEMPLATE_ERROR: "ChatTemplateError",
-    ErrorCode.MULTIMODAL_NOT_SUPPORTED: "MultimodalNotSupported",
-    ErrorCode.INVALID_GRAMMAR: "GrammarInitializationFailed",
-    ErrorCode.INVALID_SCHEMA: "GrammarSyntaxError",
-    ErrorCode.GRAMMAR_REJECTED: "GrammarRejectedModelOutput",
-    ErrorCode.GRAMMAR_WITH_THINKING: "GrammarIncompatibleWithThinking",
-}
-"""Failures that the published format knows as results; the rest are ``Error`` envelopes."""
-
-
-def failure(request_id: str, generated_by: str | None, code: ErrorCode, message: str) -> Message:
-    """The request's last message: it could not be served, or not to its end."""
-    if variant := _FAILURES.get(code):
-        return _response(request_id, generated_by, {variant: message})
-    error = {"code": STATUS[code], "description": message}
-    return {"Error": {"request_id": request_id, "error": error}}
-
-
-def _logprobs(logprobs: Logprobs) -> Message:
-    def tell(each: TokenLogprob) -> Message:
-        text = each.piece.decode(errors="replace")
-        return {"token_id": each.token, "token": text, "logprob": each.logprob}
-
-    return {**tell(logprobs.chosen), "top_logprobs": [tell(each) for each in logprobs.top]}
-
-
-def _token(request_id: str, generated_by: str | None, text: str) -> Message:
-    return _response(request_id, generated_by, {"ContentToken": text})
-
-
-def _response(request_id: str, generated_by: str | None, result: Message) -> Message:
-    return _told(request_id, generated_by, {"GeneratedToken": result})
-
-
-def _embedding(request_id: str, generated_by: str | None, result: Message | str) -> Message:
-    return _told(request_id, generated_by, {"Embedding": result})
-
-
-def _told(request_id: str, generated_by: str | None, response: Message) -> Message:
-    return {
-        "Response": {
-            "generated_by": generated_by,
-            "request_id": request_id,
-            "response": response,
-        }
-    }

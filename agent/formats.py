@@ -1,0 +1,178 @@
+"""What marks to look for in an answer, from the chat template that its prompt was rendered with.
+
+``agent.format_families`` knows the marks. Here they become the table of states through which
+``agent.output_parser`` walks. No I/O, no clock.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent.format_families import CALLS, HIDDEN, REASONING, UNKNOWN_CALLS, Calls, Reasoning
+from agent.output_parser import Between, Header, OutputParser, State, Text
+from agent.tool_calls import ReadCalls, read_harmony
+from agent.tools import Tools
+from common.messages import TokenClass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFormat:
+    name: str
+    """For operators."""
+    marks: tuple[str, ...]
+    """Control tokens with these names must be fed as text; all others as nothing."""
+    with_tools: Mapping[str, State]
+    without_tools: Mapping[str, State]
+    entries: tuple[tuple[str, str], ...]
+    """How a prompt may end, but for white space, and the state in which the answer begins then."""
+    read: ReadCalls | None
+
+    def parser(self, *, prompt: str, tools: Tools | None, has_tools: bool) -> OutputParser:
+        """For one answer. ``has_tools``: some are offered. ``tools``: None if their calls are not
+        to be read.
+        """
+        ending = prompt[-256:].rstrip()
+        start = next((state for end, state in self.entries if ending.endswith(end)), None)
+        return OutputParser(
+            self.with_tools if has_tools else self.without_tools,
+            start=start or "start",
+            after_mark=start is not None,
+            read=self.read,
+            tools=tools,
+        )
+
+
+def _tagged(
+    reasoning: Reasoning | None,
+    calls: Calls | None,
+    *,
+    hides: tuple[str, ...] = (),
+    are_calls_unknown: bool = False,
+) -> OutputFormat:
+    """``hides``: marks around the content. ``are_calls_unknown``: there may be calls, but it is not
+    known how they look.
+    """
+    names = [part.name for part in (reasoning, calls) if part is not None]
+    if are_calls_unknown:
+        names.append("calls unknown")
+    marks = hides
+    entries: dict[str, str] = {}
+    if reasoning is not None:
+        marks += reasoning.opens + reasoning.closes
+        entries = {mark + reasoning.label: "reasoning" for mark in reasoning.opens}
+        entries |= dict.fromkeys(reasoning.closes, "start")
+    if calls is not None:
+        marks += calls.opens + calls.closes + calls.inside + calls.quotes
+    return OutputFormat(
+        name=" + ".join(names) or "content only",
+        marks=tuple(dict.fromkeys([*marks, *_control_tokens(marks)])),
+        with_tools=_states(
+            reasoning,
+            calls,
+            hides,
+            has_tools=True,
+            content=TokenClass.UNDETERMINABLE if are_calls_unknown else TokenClass.CONTENT,
+        ),
+        without_tools=_states(reasoning, calls, hides, has_tools=False, content=TokenClass.CONTENT),
+        entries=tuple(entries.items()),
+        read=None if calls is None else calls.read,
+    )
+
+
+def _control_tokens(marks: tuple[str, ...]) -> list[str]:
+    """Marks may be control tokens with text behind them."""
+    return [name for mark in marks for name in re.findall(r"<\|\w+\|?>", mark)]
+
+
+def _states(
+    reasoning: Reasoning | None,
+    calls: Calls | None,
+    hides: tuple[str, ...],
+    *,
+    has_tools: bool,
+    content: TokenClass,
+) -> Mapping[str, State]:
+    """``start`` is the beginning, and again what follows a section."""
+    states: dict[str, State] = {}
+    start = dict.fromkeys(hides, "content")
+    in_content = dict.fromkeys(hides, "content")
+    in_reasoning: dict[str, str] = {}
+    signs_at_start: dict[str, str] = {}
+    signs: dict[str, str] = {}
+    signs_in_reasoning: dict[str, str] = {}
+    if reasoning is not None:
+        opens = dict.fromkeys(reasoning.opens, "labelled" if reasoning.label else "reasoning")
+        in_reasoning = dict.fromkeys(reasoning.closes, "start")
+        start |= opens
+        if reasoning.is_anywhere:
+            start |= in_reasoning
+            in_content |= opens | in_reasoning
+        if reasoning.label:
+            states["labelled"] = Between("content", {reasoning.label: "reasoning", **opens})
+    if calls is not None:
+        opens = dict.fromkeys((*calls.opens, *(calls.words if has_tools else ())), "calls")
+        ends = dict.fromkeys(calls.closes, "start")
+        states["calls"] = Text(TokenClass.TOOL_CALL, dict.fromkeys(calls.inside, "calls") | ends)
+        start |= opens
+        in_content |= opens
+        in_reasoning |= dict.fromkeys(calls.ends_reasoning, "calls")
+        if has_tools:
+            signs = dict.fromkeys(calls.signs, "calls")
+            signs_at_start = dict.fromkeys(calls.beginnings, "calls")
+            signs_in_reasoning = dict.fromkeys(calls.ends_reasoning_before, "start")
+    return states | {
+        "start": Between("content", start, signs | signs_at_start),
+        "content": Text(content, in_content, signs),
+        "reasoning": Text(TokenClass.REASONING, in_reasoning, signs_in_reasoning),
+    }
+
+
+def _harmony() -> OutputFormat:
+    """gpt-oss: messages with headers. The channel, or the recipient before or behind it, decides."""
+    begins = {"<|start|>": "header", "<|channel|>": "header"}
+    ends = {"<|end|>": "start", "<|call|>": "start", "<|return|>": "start"}
+    states: dict[str, State] = {
+        "start": Between("content", {**begins, **ends, "to=": "header", "<|message|>": "content"}),
+        "header": Header(
+            "<|message|>",
+            (
+                (re.compile(r"to=(?!assistant\b)\S"), "calls"),
+                (re.compile(r"analysis"), "reasoning"),
+            ),
+            otherwise="content",
+        ),
+        "content": Text(TokenClass.CONTENT, {**begins, **ends}),
+        "reasoning": Text(TokenClass.REASONING, {**begins, **ends}),
+        "calls": Text(TokenClass.TOOL_CALL, {**begins, **ends}),
+    }
+    return OutputFormat(
+        name="harmony",
+        marks=(*begins, *ends, "<|message|>", "<|constrain|>"),
+        with_tools=states,
+        without_tools=states,
+        entries=(
+            ("<|start|>assistant", "start"),
+            ("<|channel|>analysis<|message|>", "reasoning"),
+            ("<|channel|>final<|message|>", "content"),
+        ),
+        read=read_harmony,
+    )
+
+
+def recognize(template: str | None) -> OutputFormat:
+    """How a model writes whose chat template this is; None: it has none."""
+    if template is None:
+        return _tagged(None, None)
+    if "<|channel|>" in template:
+        return _harmony()
+    hides = tuple(mark for sign, marks in HIDDEN if sign in template for mark in marks)
+    reasoning = next((found for sign, found in REASONING if sign in template), None)
+    calls = None
+    if not any(sign in template for sign in UNKNOWN_CALLS):
+        calls = next(
+            (found for signs, found in CALLS if all(sign in template for sign in signs)), None
+        )
+    mentions_tools = re.search(r"\b(?:tools|tool_calls)\b", template) is not None
+    return _tagged(
+        reasoning, calls, hides=hides, are_calls_unknown=calls is None and mentions_tools
+    )

@@ -1,0 +1,70 @@
+"""Agents change their models one after another, so that the others go on serving meanwhile.
+
+An agent that serves and has the next model's files ready asks for its turn; it gets it when nobody
+else is changing. Events in as method calls, effects out. No I/O here.
+
+An agent that is lost while it changes may have been killed by the new model. Then the others keep
+theirs until that agent is back, or the operator says again what is wanted.
+"""
+
+from dataclasses import dataclass
+
+from common.ids import AgentId
+
+
+@dataclass(frozen=True, slots=True)
+class GiveTurn:
+    agent_id: AgentId
+    turn: int
+
+
+@dataclass(slots=True)
+class _Agent:
+    awaits_turn: bool
+    is_swapping: bool
+
+
+class Rollout:
+    def __init__(self) -> None:
+        self._agents: dict[AgentId, _Agent] = {}
+        self._turns = 0
+        self._holder: AgentId | None = None
+        """Whose turn, the latest one, is not over."""
+        self.halted_by: AgentId | None = None
+        """Who was lost while it changed its model."""
+
+    def restart(self) -> list[GiveTurn]:
+        """The operator has said what is wanted."""
+        self.halted_by = None
+        return self._next()
+
+    def report(
+        self, agent_id: AgentId, *, awaits_turn: bool, is_swapping: bool, turn_taken: int
+    ) -> list[GiveTurn]:
+        """From an agent, a new one too. ``turn_taken``: the newest of its turns that is over."""
+        if agent_id not in self._agents and agent_id == self.halted_by:
+            self.halted_by = None
+        self._agents[agent_id] = _Agent(awaits_turn, is_swapping)
+        if self._holder == agent_id and turn_taken >= self._turns:
+            self._holder = None
+        return self._next()
+
+    def leave(self, agent_id: AgentId) -> list[GiveTurn]:
+        agent = self._agents.pop(agent_id)
+        if self._holder == agent_id or agent.is_swapping:
+            self.halted_by = agent_id
+        if self._holder == agent_id:
+            self._holder = None
+        return self._next()
+
+    def _next(self) -> list[GiveTurn]:
+        if self._holder is not None or self.halted_by is not None:
+            return []
+        if any(agent.is_swapping for agent in self._agents.values()):
+            return []
+        for agent_id, agent in self._agents.items():
+            if agent.awaits_turn:
+                self._turns += 1
+                self._holder = agent_id
+                return [GiveTurn(agent_id, self._turns)]
+        return []

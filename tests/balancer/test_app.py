@@ -1,0 +1,91 @@
+"""What holds for all routes: which web pages may use them."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+
+import httpx
+import pytest
+import uvicorn
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Origin
+
+from balancer.app import create_app
+from balancer.balancer import Balancer
+
+PAGE = "https://chat.example"
+
+
+@pytest.fixture
+async def open_to_a_page(balancer: Balancer) -> AsyncGenerator[str]:
+    """The routes under a real server that lets one page in: ``127.0.0.1:PORT``."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        create_app(balancer, origins=[PAGE]),
+        log_level="error",
+        lifespan="off",
+        ws="websockets-sansio",
+    )
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    balancer.close()
+    server.should_exit = True
+    await task
+
+
+async def test_a_page_that_is_allowed_may_ask_and_read(open_to_a_page: str) -> None:
+    async with httpx.AsyncClient(base_url=f"http://{open_to_a_page}", trust_env=False) as client:
+        asked = await client.options(
+            "/api/v1/balancer_desired_state",
+            headers={
+                "origin": PAGE,
+                "access-control-request-method": "PUT",
+                "access-control-request-headers": "content-type",
+            },
+        )
+        read = await client.get("/api/v1/agents", headers={"origin": PAGE})
+
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-origin"] == PAGE
+    assert asked.headers["access-control-max-age"] == "3600"
+    methods = asked.headers["access-control-allow-methods"].split(", ")
+    assert set(methods) == {"DELETE", "GET", "POST", "PUT", "OPTIONS"}
+    allowed = asked.headers["access-control-allow-headers"].split(", ")
+    assert {"Accept", "Authorization", "Content-Type"} <= set(allowed)
+    assert read.headers["access-control-allow-origin"] == PAGE
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1"])
+async def test_other_pages_can_do_nothing(
+    client: httpx.AsyncClient, address: str, origin: str
+) -> None:
+    """A body that a page calls text is sent without asking, and so are websockets."""
+    response = await client.post(
+        "/api/v1/continue_from_raw_prompt",
+        content=b'{"raw_prompt": "Hi", "max_tokens": 1}',
+        headers={"origin": origin, "content-type": "text/plain"},
+    )
+    assert response.status_code == 403
+    with pytest.raises(InvalidStatus):
+        await connect(f"ws://{address}/api/v1/inference_socket", proxy=None, origin=Origin(origin))
+
+
+async def test_a_page_of_our_own_address_needs_no_leave(
+    client: httpx.AsyncClient, address: str
+) -> None:
+    origin = f"http://{address}"
+
+    assert (await client.get("/health", headers={"origin": origin})).status_code == 200
+    socket = await connect(
+        f"ws://{address}/api/v1/inference_socket", proxy=None, origin=Origin(origin)
+    )
+    await socket.close()
+
+
+async def test_an_allowed_page_may_open_a_websocket(open_to_a_page: str) -> None:
+    socket = await connect(
+        f"ws://{open_to_a_page}/api/v1/inference_socket", proxy=None, origin=Origin(PAGE)
+    )
+    await socket.close()

@@ -1,0 +1,83 @@
+from balancer.rollout import GiveTurn, Rollout
+from common.ids import AgentId
+
+A, B, C = AgentId("a"), AgentId("b"), AgentId("c")
+
+
+def says(
+    rollout: Rollout,
+    agent_id: AgentId,
+    *,
+    awaits: bool = False,
+    swapping: bool = False,
+    taken: int = 0,
+) -> list[GiveTurn]:
+    return rollout.report(agent_id, awaits_turn=awaits, is_swapping=swapping, turn_taken=taken)
+
+
+def test_agents_change_one_after_another() -> None:
+    rollout = Rollout()
+
+    assert says(rollout, A, awaits=True) == [GiveTurn(A, 1)]
+    assert says(rollout, B, awaits=True) == []
+    assert says(rollout, A, awaits=True) == []  # it was sent before the turn came
+    assert says(rollout, A, swapping=True) == []
+    assert says(rollout, A, taken=1) == [GiveTurn(B, 2)]
+    assert says(rollout, B, taken=2) == []
+
+
+def test_an_agent_that_had_no_use_for_its_turn_passes_it_on() -> None:
+    rollout = Rollout()
+    says(rollout, A, awaits=True)
+    says(rollout, B, awaits=True)
+
+    assert says(rollout, A, taken=1) == [GiveTurn(B, 2)]
+
+
+def test_a_turn_that_is_over_may_be_followed_by_another_one() -> None:
+    rollout = Rollout()
+    says(rollout, A, awaits=True)
+
+    assert says(rollout, A, awaits=True, taken=1) == [GiveTurn(A, 2)]
+
+
+def test_nobody_begins_while_an_agent_is_changing_that_came_back() -> None:
+    rollout = Rollout()
+    says(rollout, A, swapping=True)
+
+    assert says(rollout, B, awaits=True) == []
+    assert says(rollout, A) == [GiveTurn(B, 1)]
+
+
+def test_an_agent_lost_while_it_waited_holds_nobody_up() -> None:
+    rollout = Rollout()
+    says(rollout, A, awaits=True)
+    says(rollout, B, awaits=True)
+
+    assert rollout.leave(B) == []
+    assert says(rollout, C, awaits=True) == []
+    assert says(rollout, A, taken=1) == [GiveTurn(C, 2)]
+
+
+def test_a_model_that_kills_an_agent_does_not_get_the_others_too() -> None:
+    rollout = Rollout()
+    says(rollout, A, awaits=True)
+    says(rollout, B, awaits=True)
+    says(rollout, A, swapping=True)
+
+    assert rollout.leave(A) == []
+    assert rollout.halted_by == A
+    assert says(rollout, B, awaits=True) == []
+    assert says(rollout, C, awaits=True) == []
+    assert rollout.restart() == [GiveTurn(B, 2)]
+    assert rollout.halted_by is None
+
+
+def test_an_agent_that_comes_back_was_not_killed() -> None:
+    rollout = Rollout()
+    says(rollout, A, awaits=True)
+    says(rollout, B, awaits=True)
+    rollout.leave(A)
+
+    assert says(rollout, A, swapping=True) == []
+    assert says(rollout, A) == [GiveTurn(B, 2)]
