@@ -137,9 +137,14 @@ class _Producer(Generic[T]):
         return False
 
 
-def on_a_thread(produce: Callable[[], Generator[T]], *, stop: threading.Event) -> Generator[T]:
+def on_a_thread(
+    produce: Callable[[], Generator[T]],
+    *,
+    stop: threading.Event,
+    idle: Callable[[], None] = lambda: None,
+) -> Generator[T]:
     """What ``produce`` yields, and raises. Raises ``DownloadStopped`` soon after ``stop`` is set,
-    whatever ``produce`` waits for.
+    whatever ``produce`` waits for. ``idle`` is called now and then while it waits.
     """
     producer = _Producer(produce)
     threading.Thread(target=producer.run, name="download", daemon=True).start()
@@ -149,6 +154,7 @@ def on_a_thread(produce: Callable[[], Generator[T]], *, stop: threading.Event) -
             try:
                 part = producer.parts.get(timeout=LOOK_EVERY)
             except queue.Empty:
+                idle()
                 continue
             if isinstance(part, _End):
                 if part.error is not None:
@@ -425,14 +431,22 @@ class Reporter:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._due = 0.0
+        self._untold: Download | None = None
 
     def report(self, filename: str, current: int, total: int | None) -> None:
-        if time.monotonic() >= self._due:
-            self.report_now(filename, current, total)
+        self._untold = Download(filename, current, total)
+        self.catch_up()
 
     def report_now(self, filename: str, current: int, total: int | None) -> None:
-        self._due = time.monotonic() + REPORT_EVERY
-        self._progress(Download(filename, current, total))
+        self._due = 0.0
+        self.report(filename, current, total)
+
+    def catch_up(self) -> None:
+        """Tell the latest, if it is time and has not been told: nothing more may come for long."""
+        if self._untold is not None and time.monotonic() >= self._due:
+            self._due = time.monotonic() + REPORT_EVERY
+            self._progress(self._untold)
+            self._untold = None
 
 
 def fetch(
@@ -533,7 +547,7 @@ class _Transfer:
         def produce() -> Generator[_Answer | bytes]:
             return _exchange(self._source.url, headers, patience=self._patience)
 
-        with closing(on_a_thread(produce, stop=self._stop)) as parts:
+        with closing(on_a_thread(produce, stop=self._stop, idle=self._reporter.catch_up)) as parts:
             answer = next(parts)
             assert isinstance(answer, _Answer)
             if offset and (

@@ -161,7 +161,7 @@ class ModelSwap:
 
     @property
     def application(self) -> Application:
-        if self._stuck:
+        if self._stuck and self._phase is _Phase.AT_REST:
             return Application.STUCK
         if self._failed:
             return Application.RETRYING
