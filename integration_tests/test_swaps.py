@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from file_server import FileServer, stall_after
-from product import Command, Up, start_up
+from product import Command, Up, free_port, start_up
 
 from deploy.model import default_model
 
@@ -376,3 +376,26 @@ def test_an_agent_killed_in_a_download_resumes_it_at_its_next_start(
             second.kill_the_rest()
     (found,) = tmp_path.rglob("m.gguf")
     assert found.read_bytes() == content
+
+
+def test_up_fetches_a_model_from_its_address_and_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE_DIR", str(tmp_path))
+    with FileServer() as server:
+        server.publish("/small.gguf", default_model().read_bytes())
+        with start_up("--model", server.url("/small.gguf"), "--slots", "1") as up:
+            printed = "\n".join(up.command.lines)
+            assert "fetching small.gguf" in printed
+            assert "model   small.gguf" in printed
+            assert "Done" in answer(up)[-1]
+
+
+def test_up_says_in_one_line_that_there_is_no_model_at_the_address() -> None:
+    with FileServer() as server:
+        ports = ["--port", str(free_port()), "--agent-port", str(free_port())]
+        command = Command("up", *ports, "--model", server.url("/nope.gguf"))
+
+        assert command.ended() == 1
+        assert "ModelDoesNotExistAtUrl" in command.lines[-1]
+    assert command.processes() == []

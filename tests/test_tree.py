@@ -29,6 +29,7 @@ COVERED_BY = {
     "agent/patterns.py": "agent/tools.py",
     "agent/tool_schema.py": "agent/tools.py",
     "balancer/buffer.py": "balancer/dispatcher.py",
+    "deploy/options.py": "deploy/cli.py",
     "balancer/pool.py": "balancer/dispatcher.py",
     "balancer/policy.py": "balancer/dispatcher.py",
 }
