@@ -167,7 +167,6 @@ class ModelHost:
                     self._find(target)
                 case StopFinding():
                     self._stop_finding.set()
-                    self.download = None
                 case Load(setup):
                     self._free(then=setup)
                 case Unload():
@@ -194,7 +193,7 @@ class ModelHost:
 
     def _find_on_thread(self, target: Target, stop: threading.Event) -> None:
         def progress(download: Download | None) -> None:
-            self.hand_over(self._progress, download, stop)
+            self.hand_over(self._progress, download)
 
         def find(reference: ModelReference) -> str | None:
             if isinstance(reference, NoModel):
@@ -223,10 +222,9 @@ class ModelHost:
         finally:
             progress(None)
 
-    def _progress(self, download: Download | None, stop: threading.Event) -> None:
-        if not stop.is_set():
-            self.download = download
-            self._owner.changed()
+    def _progress(self, download: Download | None) -> None:
+        self.download = download
+        self._owner.changed()
 
     def _found(self, setup: Setup) -> None:
         self._carry_out(self._swap.found(setup))
