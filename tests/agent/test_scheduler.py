@@ -286,7 +286,7 @@ def marked_output() -> OutputStream:
 
 def test_each_class_of_text_is_told_and_counted_and_so_are_tool_calls() -> None:
     running = Running(context=200, batch_size=200)
-    written = '<think>hm</think>ok<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    written = '<think>hm</think>ok<tool_call>{"name": "f", "arguments": {}}</tool_call>!'
     running.submit(R1, written, output=marked_output())
 
     running.run()
@@ -297,7 +297,7 @@ def test_each_class_of_text_is_told_and_counted_and_so_are_tool_calls() -> None:
         texts[segment.token_class] = texts.get(segment.token_class, "") + segment.text
     assert texts == {
         TokenClass.REASONING: "hm",
-        TokenClass.CONTENT: "ok",
+        TokenClass.CONTENT: "ok!",
         TokenClass.TOOL_CALL: '{"name": "f", "arguments": {}}',
     }
     (ended,) = [event for event in running.told if isinstance(event, ToolCallsEnded)]
@@ -305,7 +305,8 @@ def test_each_class_of_text_is_told_and_counted_and_so_are_tool_calls() -> None:
     last = running.last(R1)
     assert isinstance(last, Finished)
     usage = last.usage
-    assert usage.content_tokens == len("ok")
+    assert usage.content_tokens == len("ok!")
+    assert running.told.index(ended) < len(running.told) - 1, "not only at the end"
     assert usage.reasoning_tokens == len("<think>hm</think>")
     counts = usage.content_tokens + usage.reasoning_tokens + usage.tool_call_tokens
     assert counts == len(written)
