@@ -235,6 +235,40 @@ def test_a_template_override_changes_prompts_at_once_and_is_shown(up: Up) -> Non
     assert up.client.get(route).json() is None
 
 
+def turns(up: Up) -> int:
+    """How many turns the only agent has had."""
+    (agent,) = up.agents()
+    return up.client.get(f"/api/v1/agent/{agent['id']}/status").json()["status"]["turn_taken"]
+
+
+def test_the_batch_size_of_the_desired_state_bounds_documents(up: Up) -> None:
+    """B41: vectors, or a refusal with the true limit."""
+    parameters = up.client.get(STATE).json()["inference_parameters"]
+    changes = {"n_batch": 513, "enable_embeddings": True}
+    texts = {"hello": "Hello", "world": "World", "fits": "word " * 500, "long": "word " * 992}
+    batch = [{"id": name, "content": text} for name, text in texts.items()]
+    before = turns(up)
+
+    want(up, inference_parameters={**parameters, **changes})
+    up.until(lambda _: turns(up) > before)
+    response = up.client.post(
+        "/api/v1/generate_embedding_batch",
+        json={"input_batch": batch, "normalization_method": "None"},
+        headers={"user-agent": "test"},  # not the published client, which is told less
+    )
+    want(up, inference_parameters=parameters)
+    up.until(lambda _: turns(up) > before + 1)
+
+    told = [
+        json.loads(line)["Response"]["response"]["Embedding"] for line in response.text.splitlines()
+    ]
+    vectors = [each["Embedding"] for each in told if "Embedding" in each]
+    assert {vector["source_document_id"] for vector in vectors} == {"hello", "world", "fits"}
+    (refused,) = [each["DocumentExceedsBatchSize"] for each in told[:-1] if "Embedding" not in each]
+    assert (refused["source_document_id"], refused["n_batch"]) == ("long", 513)
+    assert told[-1] == "Done"
+
+
 THINKING = """{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}
 {# <think></think> <tool_call></tool_call> #}"""
 TOOL: dict[str, Any] = {
