@@ -161,6 +161,8 @@ class ModelHost:
         return await asyncio.to_thread(running.loop.join, timeout)
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
+        if effects and self._retry is not None:
+            self._retry.cancel()  # it goes on another way
         for effect in effects:
             match effect:
                 case Find(target):
@@ -175,8 +177,6 @@ class ModelHost:
                     self._use_template(template, embeddings_only=embeddings_only)
                 case Retry(after):
                     log.info("the model is tried again in %g s", after)
-                    if self._retry is not None:
-                        self._retry.cancel()  # of a wish that is out of date
                     self._retry = self._asyncio.call_later(after, self._try_again)
                 case _:
                     assert_never(effect)
@@ -279,8 +279,8 @@ class ModelHost:
         if self._frees:
             self._frees = False
             self._freed()
-        elif isinstance(error, ModelError) and self.preparer is None:
-            log.warning("%s", error)
+        elif isinstance(error, Exception) and self.preparer is None:
+            log.warning("the model was not loaded", exc_info=error)
             self._running = None
             self._describe(None, None)
             path = running.setup.model_path

@@ -25,6 +25,8 @@ from common.messages import CacheType, Constraint, FlashAttention, Logprobs, Sam
 DEFAULT_CONTEXT = 4096
 """Tokens of one request, prompt and answer, unless the model was trained for fewer."""
 
+SMALLEST_CONTEXT = 16
+
 BATCH_SIZE = 512
 """Tokens in one ``decode`` at most."""
 
@@ -161,12 +163,16 @@ class LlamaEngine:
         self._model: Any = _load(model_path, device)
         self._handle: Any = None
         self._samplers: dict[SequenceId, LlamaSampler] = {}
-        self.embedder = LlamaEmbedder(self._model, threads=threads, batch_size=embedding_batch_size)
+        trained: int = lib.llama_model_n_ctx_train(self._model)
+        most = max(trained, EMBEDDING_BATCH_SIZE)  # more could not be used, and takes memory
+        self.embedder = LlamaEmbedder(
+            self._model, threads=threads, batch_size=min(embedding_batch_size, most)
+        )
         try:
             self.capacity = self._plan_capacity(slots, context, cells, layout)
             self.vocabulary = LlamaVocabulary(self._model)
             template = lib.llama_model_chat_template(self._model, None)
-            self.chat_template = None if template is None else template.decode()
+            self.chat_template = None if template is None else template.decode(errors="replace")
             attach = samplers is SamplerPlace.CONTEXT or (
                 samplers is SamplerPlace.AUTO and lib.llama_supports_gpu_offload()
             )
@@ -267,8 +273,14 @@ class LlamaEngine:
         self, slots: int, context: int, cells: int | None, layout: KvLayout
     ) -> Capacity:
         trained: int = lib.llama_model_n_ctx_train(self._model)
+        if trained <= 0:
+            raise ModelError("its file says that it can have no context")
         wanted = context or trained
         context = min(wanted, trained)
+        if context < SMALLEST_CONTEXT:
+            raise ModelError(
+                f"a context of {context} tokens is too small: at least {SMALLEST_CONTEXT}"
+            )
         most: int = lib.llama_max_parallel_sequences()
         if slots > most:
             raise ModelError(f"{slots} slots are too many: llama.cpp allows {most} sequences")
@@ -277,7 +289,8 @@ class LlamaEngine:
         if not unified:
             cells = context * sequences
         elif cells is None:
-            cells = wanted
+            # llama.cpp aborts if a batch, which is never larger, could not have all sequences.
+            cells = max(wanted, sequences)
         elif cells < context:
             raise ModelError(f"{cells} KV cells cannot hold one request of {context} tokens")
         keeps_one_state: bool = lib.llama_model_is_recurrent(

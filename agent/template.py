@@ -5,7 +5,7 @@ attributes, modules or files. No I/O here. Variables are those of the published 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -17,6 +17,33 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.errors import ErrorCode, RequestError
 from common.messages import Conversation
+
+MOST_STEPS = 1_000_000
+"""Of all ``range``s in one rendering. A template is trusted no further than its prompts need."""
+
+LARGEST_NUMBER = 10**18
+LONGEST_TEXT = 16 * 2**20
+"""Characters, or items, that a multiplication may make."""
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Its arithmetic is bounded: a power alone could stop the whole process."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if isinstance(left, (int, float)) and isinstance(right, (int, float)):
+            if operator == "**" and abs(left) > 1 and abs(right) > 64:
+                raise TemplateError("the power is too large")
+        elif operator == "*":
+            lengths = [len(value) for value in (left, right) if isinstance(value, Sized)]
+            counts = [value for value in (left, right) if isinstance(value, int)]
+            if lengths and counts and lengths[0] * counts[0] > LONGEST_TEXT:
+                raise TemplateError("the text is too long")
+        result = super().call_binop(context, operator, left, right)
+        if isinstance(result, int) and abs(result) > LARGEST_NUMBER:
+            raise TemplateError("the number is too large")
+        return result
 
 
 class ChatTemplate:
@@ -31,7 +58,8 @@ class ChatTemplate:
 
         Raises ``RequestError`` if the source does not compile.
         """
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Environment(
+            optimized=False,  # else constants are computed, whatever that takes, when it is compiled
             trim_blocks=True,
             lstrip_blocks=True,
             keep_trailing_newline=True,
@@ -43,7 +71,15 @@ class ChatTemplate:
         self._special_texts = dict(special_texts)
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
+        # Jinja makes Python of it, and Python has limits of its own.
+        except (
+            TemplateError,
+            MemoryError,
+            OverflowError,
+            RecursionError,
+            SyntaxError,
+            ValueError,
+        ) as error:
             raise _failed(error) from error
 
     def render(self, conversation: Conversation) -> str:
@@ -55,6 +91,7 @@ class ChatTemplate:
             return self._template.render(
                 **self._special_texts,
                 **tools,
+                range=_bounded_range(),
                 messages=[
                     {"role": message.role, "content": message.content}
                     for message in conversation.messages
@@ -72,6 +109,21 @@ class ChatTemplate:
 
 def _failed(error: BaseException) -> RequestError:
     return RequestError(ErrorCode.CHAT_TEMPLATE_ERROR, f"the chat template failed: {error}")
+
+
+def _bounded_range() -> Callable[..., range]:
+    """For one rendering."""
+    left = MOST_STEPS
+
+    def bounded(*arguments: int) -> range:
+        nonlocal left
+        numbers = range(*arguments)
+        left -= len(numbers)
+        if left < 0:
+            raise TemplateError(f"more than {MOST_STEPS} steps")
+        return numbers
+
+    return bounded
 
 
 def _raise_exception(message: str) -> NoReturn:

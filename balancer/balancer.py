@@ -220,6 +220,11 @@ class Balancer:
     def desired_state(self) -> BalancerDesiredState:
         return self._stored.balancer_desired_state
 
+    @property
+    def halted_by(self) -> AgentId | None:
+        """The agent whose loss has halted the change of models; None: it is not halted."""
+        return self._rollout.halted_by
+
     # What observers see
 
     @property

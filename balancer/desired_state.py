@@ -42,16 +42,17 @@ class InferenceParameters(Strict):
     image_resize_to_fit: Annotated[int, Field(gt=0, lt=2**32)]
     k_cache_dtype: CacheType
     v_cache_dtype: CacheType
-    min_p: float
+    # Sampling is bounded as for single requests: else each of them would be refused for it.
+    min_p: Annotated[float, Field(ge=0, le=1)]
     n_gpu_layers: Int
-    penalty_frequency: float
-    penalty_last_n: Int
-    penalty_presence: float
-    penalty_repeat: float
+    penalty_frequency: Annotated[float, Field(ge=-100, le=100)]
+    penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)]
+    penalty_presence: Annotated[float, Field(ge=-100, le=100)]
+    penalty_repeat: Annotated[float, Field(gt=0, le=100)]
     pooling_type: Pooling
-    temperature: float
+    temperature: Annotated[float, Field(ge=-100, le=100)]
     top_k: Int
-    top_p: float
+    top_p: Annotated[float, Field(ge=0, le=1)]
 
     @classmethod
     def defaults(cls) -> "InferenceParameters":

@@ -27,7 +27,7 @@ from balancer.terms import ANY, Terms
 from common.ids import AgentId, RequestId
 
 LONGEST_SWAP = 600.0
-"""Seconds that requests wait for agents that change their model, if nobody else serves."""
+"""Seconds that requests wait while an agent changes its model, whatever their patience."""
 
 MOST_LOSSES = 2
 """How many agents a request may lose before it is rejected: it could be what kills them."""
@@ -81,7 +81,7 @@ class Dispatcher:
         self._bound: dict[RequestId, _Binding] = {}
         self._losses: dict[RequestId, int] = {}  # of buffered requests that lost agents before
         self._swapping_since: float | None = None
-        """Since when nobody serves because models are changed; None: it is not so."""
+        """Since when agents change their models; None: nobody does."""
 
     @property
     def buffered(self) -> int:
@@ -211,7 +211,7 @@ class Dispatcher:
         return now + self._buffer.patience
 
     def _watch_swaps(self, now: float) -> None:
-        """Nobody's patience ends while all agents change their models, unless that takes for ever."""
+        """Nobody's patience ends while an agent changes its model, unless that takes for ever."""
         before = self._swapping_since
         if not self._pool.is_swapping:
             self._swapping_since = None

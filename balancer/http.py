@@ -1,6 +1,9 @@
 """What the HTTP routes share: bounded bodies and streams that are closed whatever happens."""
 
+import asyncio
+import ipaddress
 from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import aclosing
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -25,6 +28,24 @@ async def read_body(request: Request) -> bytes:
                 ErrorCode.BODY_TOO_LARGE, f"the body is larger than {MAX_BODY_BYTES} bytes"
             )
     return bytes(body)
+
+
+LARGEST_BURST = 2**20
+BURST_PAUSE = 0.01
+
+
+async def paced(lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same, with pauses: Serve sends all that waits in one message to its proxy, and breaks the
+    answer if that is larger than 4 MiB.
+    """
+    burst = 0
+    async with aclosing(lines):
+        async for line in lines:
+            yield line
+            burst += len(line)
+            if burst > LARGEST_BURST:
+                burst = 0
+                await asyncio.sleep(BURST_PAUSE)
 
 
 class OwnOrigin:
@@ -54,7 +75,21 @@ class OwnOrigin:
         origin = headers.get("origin")
         if origin is None or origin in self._origins:
             return True
-        return urlsplit(origin).netloc == headers.get("host")
+        # Our own pages. Only of an address: a name may have been made to point here by anybody.
+        try:
+            page = urlsplit(origin)
+            host = page.hostname or ""
+        except ValueError:
+            return False
+        return page.netloc == headers.get("host") and (host == "localhost" or _is_address(host))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class ClosingStream(StreamingResponse):

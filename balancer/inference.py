@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from balancer.balancer import Balancer
 from balancer.exchange import Exchange
-from balancer.http import MAX_BODY_BYTES, ClosingStream, read_body
+from balancer.http import MAX_BODY_BYTES, ClosingStream, paced, read_body
 from balancer.native_requests import (
     ContinueFromConversationHistory,
     ContinueFromRawPrompt,
@@ -85,7 +85,7 @@ class Inference:
             )
             frames[request_id] = encode_request(frame)
         teller = Teller(_new_id(), _dialect(request))
-        return _ndjson(self._embedding_lines(frames, agents, teller, params, pooling))
+        return _ndjson(paced(self._embedding_lines(frames, agents, teller, params, pooling)))
 
     async def socket(self, socket: WebSocket) -> None:
         await _Session(self._balancer, socket).run()

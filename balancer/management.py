@@ -68,6 +68,7 @@ class Management:
                 "name": agent.name,
                 "labels": agent.labels,
                 "slots_bound": agent.slots_bound,
+                "rollout_halted_by": self._balancer.halted_by,
                 "status": msgspec.to_builtins(agent.status),
             }
         )

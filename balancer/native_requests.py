@@ -5,6 +5,7 @@ Optional keys of our own stand next to the published ones: ``sampling``, ``seed`
 ``logprobs`` and ``cache_salt``.
 """
 
+import json
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -370,14 +371,22 @@ class InferenceRequest(Strict):
         return self
 
 
+LONGEST_COMPLAINT = 300
+"""Characters of what a client said itself."""
+
+
 def describe(error: ValidationError) -> str:
     """One line that says which keys are wrong and why, without repeating their content."""
     problems = [
-        f"{'.'.join(str(step) for step in problem['loc']) or 'body'}: {problem['msg']}"
+        f"{_cut('.'.join(str(step) for step in problem['loc'])) or 'body'}: {_cut(problem['msg'])}"
         for problem in error.errors(include_url=False, include_input=False, include_context=False)
     ]
     more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
     return f"Invalid request parameters: {'; '.join(problems[:5])}{more}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_COMPLAINT else f"{text[:LONGEST_COMPLAINT]} ..."
 
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -427,12 +436,24 @@ class MessageError(RequestError):
         self.request_id = request_id
 
 
+def _named_id(text: str) -> str | None:
+    """Of a request that is otherwise not to be understood: half a character of UTF-16 in it, or lists
+    in lists in lists. Python's own reader takes both.
+    """
+    try:
+        request_id = json.loads(text)["Request"]["id"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    is_text = isinstance(request_id, str) and request_id.isprintable()
+    return request_id if is_text else None
+
+
 def parse_message(text: str) -> SocketRequest | Stop:
     """A websocket message. Raises ``MessageError`` for anything else."""
     try:
         envelope = _Envelope.model_validate_json(text)
     except ValidationError as error:
-        raise MessageError(None, describe(error)) from error
+        raise MessageError(_named_id(text), describe(error)) from error
     if envelope.notification is not None:
         return envelope.notification
     assert envelope.request is not None, "see _exactly_one"

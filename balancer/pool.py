@@ -62,10 +62,8 @@ class AgentPool:
 
     @property
     def is_swapping(self) -> bool:
-        """Do all that could serve change their model just now?"""
-        agents = self._agents.values()
-        serves = any(agent.slots and not agent.draining for agent in agents)
-        return not serves and any(agent.swapping for agent in agents)
+        """Does anybody change its model just now? Its slots are missed meanwhile."""
+        return any(agent.swapping for agent in self._agents.values())
 
     def available(self, model: str | None) -> list[Agent]:
         """The agents with a free slot for this model (None: any), in the order in which they

@@ -42,10 +42,11 @@ class StateStore(Protocol):
 
 def open_store(url: str) -> StateStore:
     """Raises ``StateError`` if the address is not one of a store."""
-    parts = urlsplit(url)
     if url == "memory://":
         return MemoryStore()
-    if parts.scheme == "file" and not parts.netloc and len(parts.path) > 1:
+    parts = urlsplit(url)
+    is_path_only = not (parts.netloc or parts.query or parts.fragment)
+    if url.startswith("file:///") and is_path_only and len(parts.path) > 1:
         return FileStore(Path(unquote(parts.path)))
     raise StateError(f"{url!r} is neither memory:// nor file:///PATH")
 

@@ -12,8 +12,8 @@ from deploy.settings import LOG_FORMAT, AgentSettings
 
 log = logging.getLogger(__name__)
 
-MOST_RESTARTS = 3
-"""A model that kills its process must not be loaded for ever."""
+MOST_RESTARTS = 20
+"""In its whole life. That a model kills its process again and again is seen to in ``deploy.attempts``."""
 
 
 # No logical CPUs: on one machine the user has said how many agents and threads there are to be.

@@ -19,6 +19,7 @@ from common.messages import (
     LocalModel,
     UrlModel,
 )
+from deploy.attempts import Attempts
 from deploy.machine import default_threads, stop_signals, usable_cores
 from deploy.settings import AgentSettings, EngineKind
 
@@ -103,7 +104,9 @@ class LlamaModels:
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
-        self._files = ModelFiles(cache=default_cache(os.environ))
+        cache = default_cache(os.environ)
+        self._files = ModelFiles(cache=cache)
+        self._attempts = Attempts(cache / "loading", f"{settings.balancer} {settings.name}")
 
     def find(
         self,
@@ -119,8 +122,13 @@ class LlamaModels:
         from agent.llama import check_loadable  # needs the built library; echo does not
 
         check_loadable(setup.model_path)
+        self._attempts.check(repr(setup))
 
     def load(self, setup: Setup, /) -> Engine:
+        with self._attempts.noted(repr(setup)):
+            return self._load(setup)
+
+    def _load(self, setup: Setup) -> Engine:
         from agent.llama import DEFAULT_CONTEXT, Attention, Device, LlamaEngine
 
         choices = setup.target.choices

@@ -10,34 +10,47 @@ from rich.table import Table
 
 from common.errors import HeadraceError
 
+HALTED = (
+    "No further agent changes its model: one was lost while it did. It goes on when one has shown "
+    "that the model works, or when the desired state is put again."
+)
+
 
 def show_status(url: str, console: Console) -> None:
     """Of the balancer at ``http://HOST:PORT``. Raises ``HeadraceError`` if it does not answer."""
     try:
         with httpx.Client(base_url=url, timeout=5.0, trust_env=False) as client:
             agents = client.get("/api/v1/agents").raise_for_status().json()["agents"]
-            told = [
-                client.get(f"/api/v1/agent/{agent['id']}/status").json().get("status")
-                for agent in agents
-            ]
+            told = [_ask(client, agent["id"]) for agent in agents]
             buffered = client.get("/api/v1/buffered_requests").raise_for_status().json()
     except (httpx.HTTPError, ValueError, KeyError) as error:
         raise HeadraceError(f"no answer from a balancer at {url}: {error}") from error
     table = Table("agent", "model", "slots", "busy", "state")
-    for row, status in zip(agents, told, strict=True):
+    complaints: list[str] = []
+    for row, details in zip(agents, told, strict=True):
+        name = row["name"] or row["id"]
         table.add_row(
-            escape(row["name"] or row["id"]),
+            escape(name),
             escape(Path(row["model_path"] or "").name),
             str(row["slots_total"]),
             str(row["slots_processing"]),
-            "gone" if status is None else describe_status(status),
+            "gone" if details is None else describe_status(details["status"]),
         )
+        complaints += (
+            f"{name}: {issue['kind']}: {issue['model_path']}: {issue['detail']}"
+            for issue in (details["status"]["issues"] if details else ())
+        )
+    if any(details and details["rollout_halted_by"] for details in told):
+        complaints.append(HALTED)
     console.print(table)
-    for row, status in zip(agents, told, strict=True):
-        for issue in status["issues"] if status else ():
-            line = f"{row['name'] or row['id']}: {issue['kind']}: {issue['model_path']}: {issue['detail']}"
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"buffered requests: {buffered['buffered_requests_current']}")
+    for line in (*complaints, f"buffered requests: {buffered['buffered_requests_current']}"):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _ask(client: httpx.Client, agent_id: str) -> dict[str, Any] | None:
+    """None: it has gone meanwhile."""
+    response = client.get(f"/api/v1/agent/{agent_id}/status")
+    return None if response.status_code == 404 else response.raise_for_status().json()
 
 
 def describe_status(status: dict[str, Any]) -> str:

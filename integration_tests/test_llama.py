@@ -351,6 +351,22 @@ def test_a_context_is_never_longer_than_the_model_knows(context: int) -> None:
     assert (capacity.context, capacity.cells) == (8192, context or 8192)
 
 
+@pytest.mark.parametrize(("slots", "context"), [(200, 100), (64, 16)])
+def test_many_slots_share_few_cells(slots: int, context: int) -> None:
+    """llama.cpp aborts if it could not have all sequences in one batch."""
+    engine = LlamaEngine(str(default_model()), slots=slots, threads=1, context=context)
+    text, _ = generate(engine, RawPrompt("The capital of France is"), max_tokens=4)[0]
+    engine.close()
+
+    assert text.startswith(" Paris")
+
+
+@pytest.mark.parametrize("context", [1, 2, 15])
+def test_a_context_that_is_too_small_is_refused_with_the_reason(context: int) -> None:
+    with pytest.raises(ModelError, match=f"a context of {context} tokens is too small"):
+        LlamaEngine(str(default_model()), slots=4, threads=1, context=context)
+
+
 @pytest.mark.parametrize("cache_type", CacheType)
 def test_every_type_of_kv_cache_answers(cache_type: CacheType) -> None:
     attention = Attention(k_cache=cache_type, v_cache=cache_type)

@@ -192,8 +192,8 @@ def wanted(model: ModelReference = HELD, *, number: int = 1, **more: Any) -> Set
 class PlayedModels:
     """Where the test says what each path holds: an engine, or why there is none."""
 
-    def __init__(self, **engines: Engine | ModelError) -> None:
-        self.engines: dict[str, Engine | ModelError] = dict(engines)
+    def __init__(self, **engines: Engine | Exception) -> None:
+        self.engines: dict[str, Engine | Exception] = dict(engines)
         self.loads: list[str] = []
         self.fetches = False
         """True: what is looked for comes slowly, and never."""
@@ -224,7 +224,7 @@ class PlayedModels:
     def load(self, setup: Setup, /) -> Engine:
         self.loads.append(setup.model_path)
         engine = self.engines[setup.model_path]
-        if isinstance(engine, ModelError):
+        if isinstance(engine, Exception):
             raise engine
         return engine
 
@@ -587,6 +587,25 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_old_one_serving_and_says
     assert models.loads == [HELD.path, OTHER.path, OTHER.path, HELD.path]
     await link.send(ask(R1, "abc"))
     assert (await link.outcome(R1))[0] == "abc"
+
+
+async def test_whatever_a_load_ends_with_leaves_the_old_model_serving(
+    balancer: PlayedBalancer,
+    running: RunningAgent,
+    models: PlayedModels,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agent.swap.PAUSE_IN_TURN", 0.0)
+    models.engines[OTHER.path] = UnicodeError("not what anybody expected")
+    link = await balancer.link()
+    await link.ready()
+
+    await link.send(wanted(OTHER))
+    await link.status(lambda status: status.awaits_turn)
+    await link.send(Swap(1))
+
+    status = await link.status(lambda status: status.turn_taken == 1)
+    assert (status.application, status.slots_total) == (Application.STUCK, 2)
 
 
 async def test_a_file_that_is_missing_is_told_while_the_old_model_serves(

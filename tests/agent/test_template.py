@@ -45,6 +45,11 @@ def test_a_template_may_refuse_a_conversation() -> None:
         "{{ undefined.attribute.of_it }}",
         "{{ 'a' + 1 }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{% set x = 10 %}{{ x ** 1000000000 }}",
+        "{{ 'x' * 1000000000 }}{{ 1000000000 * [1] }}",
+        "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+        "{% set x = namespace(n=10) %}{% for i in range(60) %}{% set x.n = x.n * x.n %}{% endfor %}",
     ],
 )
 def test_a_template_that_breaks_out_or_breaks_is_an_error_of_its_request(source: str) -> None:
@@ -54,9 +59,26 @@ def test_a_template_that_breaks_out_or_breaks_is_an_error_of_its_request(source:
     assert caught.value.code is ErrorCode.CHAT_TEMPLATE_ERROR
 
 
-def test_a_template_that_does_not_compile_says_so() -> None:
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for %}",
+        "{% for i in x %}" * 25 + "{% endfor %}" * 25,  # too deep for Python
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    ],
+    ids=["syntax", "nested", "parentheses"],
+)
+def test_a_template_that_does_not_compile_says_so(source: str) -> None:
     with pytest.raises(RequestError, match="chat template"):
-        ChatTemplate("{% for %}", TEXTS)
+        ChatTemplate(source, TEXTS)
+
+
+def test_nothing_is_computed_before_it_is_rendered() -> None:
+    ChatTemplate("{{ 9 ** (9 ** 9) }}", TEXTS)
+
+
+def test_arithmetic_within_reason_works() -> None:
+    assert render("{{ 2 ** 10 }} {{ '-' * 3 }} {{ 3 * 4 }} {{ 1.5 ** 2 }}") == "1024 --- 12 2.25"
 
 
 def test_a_template_may_tell_the_time() -> None:

@@ -57,7 +57,9 @@ async def test_a_page_that_is_allowed_may_ask_and_read(open_to_a_page: str) -> N
     assert read.headers["access-control-allow-origin"] == PAGE
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1"])
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://127.0.0.1", "http://[", "http://a:b"]
+)
 async def test_other_pages_can_do_nothing(
     client: httpx.AsyncClient, address: str, origin: str
 ) -> None:
@@ -89,3 +91,11 @@ async def test_an_allowed_page_may_open_a_websocket(open_to_a_page: str) -> None
         f"ws://{open_to_a_page}/api/v1/inference_socket", proxy=None, origin=Origin(PAGE)
     )
     await socket.close()
+
+
+async def test_a_name_that_was_made_to_point_here_is_not_our_own(
+    client: httpx.AsyncClient,
+) -> None:
+    headers = {"origin": "http://evil.example:8061", "host": "evil.example:8061"}
+
+    assert (await client.get("/api/v1/agents", headers=headers)).status_code == 403

@@ -101,6 +101,8 @@ def test_a_template_that_is_to_be_used_and_is_not_there_is_the_models_own() -> N
         ("n_batch", -1),
         ("k_cache_dtype", "Q3"),
         ("temperature", float("nan")),
+        ("penalty_repeat", 0),
+        ("min_p", 1e39),
         ("n_gpu_layers", 2**31),
     ],
 )

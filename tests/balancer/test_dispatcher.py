@@ -292,7 +292,10 @@ def test_a_swap_that_takes_for_ever_is_not_waited_for(dispatcher: Dispatcher) ->
     assert dispatcher.expire(now=LONGEST_SWAP) == [Reject(R1, Rejection.BUFFER_TIMEOUT)]
 
 
-def test_patience_is_as_ever_while_others_serve(dispatcher: Dispatcher) -> None:
+def test_nobody_loses_patience_while_one_of_several_agents_changes_its_model(
+    dispatcher: Dispatcher,
+) -> None:
+    """The others may be full of long streams."""
     join(dispatcher, A, slots=1)
     join(dispatcher, B, slots=1)
     dispatcher.submit(R1, now=0)
@@ -300,7 +303,18 @@ def test_patience_is_as_ever_while_others_serve(dispatcher: Dispatcher) -> None:
     swap(dispatcher, A, now=0)
     dispatcher.submit(R3, now=0)
 
-    assert dispatcher.next_deadline == 10
+    assert dispatcher.next_deadline == LONGEST_SWAP
+
+
+def test_a_deadline_of_its_own_holds_also_while_models_are_changed(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=1)
+    dispatcher.submit(R1, now=0)
+    dispatcher.submit(R2, Terms(deadline=20.0), now=0)
+    swap(dispatcher, A, now=1)
+
+    assert dispatcher.next_deadline == 20
 
 
 def test_an_agent_lost_while_it_changes_its_model_is_not_waited_for(

@@ -165,6 +165,13 @@ def test_bad_values_are_named(changes: dict[str, Any], named: str) -> None:
     assert "\n" not in caught.value.message
 
 
+def test_a_complaint_is_short_whatever_the_client_said() -> None:
+    with pytest.raises(RequestError) as caught:
+        conversation(**{"x" * 1_000_000: 1}, tools=[{**BAD_TOOL, "y" * 1_000_000: 1}])
+
+    assert len(caught.value.message) < 5000
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b"NaN"])
 def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
     with pytest.raises(RequestError, match="Invalid request parameters"):
@@ -228,6 +235,9 @@ def test_a_websocket_cancel_is_read() -> None:
         ('{"Request": {"request": {}}}', None),
         ('{"Request": {"id": 7, "request": {}}}', None),
         ('{"Request": {"id": "7"}}', "7"),
+        ('{"Request": {"id": "7", "request": {"x": "\\ud83d"}}}', "7"),
+        ('{"Request": {"id": "7", "request": ' + "[" * 300 + "]" * 300 + "}}", "7"),
+        ('{"Request": {"id": "\\ud83d", "request": {"x": "\\ud83d"}}}', None),
         ('{"Request": {"id": "7", "request": {}}}', "7"),
         ('{"Request": {"id": "7", "request": {"ContinueFromRawPrompt": {}}}}', "7"),
         ('{"Request": {"id": "7", "request": "GetModelMetadata"}}', "7"),

@@ -86,7 +86,19 @@ def test_a_file_that_cannot_be_written_keeps_what_it_had(tmp_path: Path) -> None
     assert (tmp_path / "file").read_text() == "not a folder"
 
 
-@pytest.mark.parametrize("url", ["", "state.json", "file://", "file://host/x", "redis://x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "state.json",
+        "file://",
+        "file:x",
+        "file:///x?y",
+        "file:///x#y",
+        "file://host/x",
+        "redis://x",
+    ],
+)
 def test_another_kind_of_store_is_refused(url: str) -> None:
     with pytest.raises(StateError, match="neither memory:// nor file:///PATH"):
         open_store(url)

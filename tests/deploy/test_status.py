@@ -10,7 +10,7 @@ from rich.console import Console
 
 from common.errors import HeadraceError
 from common.messages import AgentIssue, Application, Download, IssueKind
-from deploy.status import show_status
+from deploy.status import HALTED, show_status
 
 STUCK = AgentIssue(IssueKind.MODEL_CANNOT_BE_LOADED, "/m.gguf", "no memory for it")
 
@@ -62,6 +62,17 @@ async def test_why_something_does_not_work_is_said_below(address: str, play: Pla
 
     assert "one: ModelCannotBeLoaded: /m.gguf: no memory for it" in lines
     assert lines[-1] == "buffered requests: 0"
+
+
+async def test_a_halted_change_of_models_is_said(address: str, play: Play) -> None:
+    lost = play("lost")
+    lost.report(slots=1, awaits_turn=True)
+    play("left").report(slots=1, awaits_turn=True)
+    assert HALTED not in await shown(address)
+
+    lost.leave()
+
+    assert HALTED in (await shown(address)).replace("\n", "")
 
 
 async def test_an_address_without_a_balancer_is_an_error() -> None:
