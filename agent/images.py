@@ -24,8 +24,12 @@ LONGEST_RATIO = 200
 ORIENTATION = 0x0112
 """The EXIF tag: how the camera was held."""
 
+UPRIGHT = 1
 LYING_DOWN = range(5, 9)
 """Its values with width and height exchanged."""
+
+FROM_CAMERAS = ("JPEG", "MPO", "WEBP")
+"""Where the tag is minded. In a PNG it may stand behind the pixels, all of which would be read."""
 
 # Pillow's decoders say in these ways that a file is broken.
 _BROKEN = (
@@ -47,7 +51,9 @@ class ImageFile:
         try:
             with Image.open(BytesIO(self.data), formats=FORMATS) as image:
                 image.draft("RGB", self.size)  # JPEG: read no more of it than is needed
-                upright = ImageOps.exif_transpose(image)
+                upright = image
+                if _orientation(image) != UPRIGHT:
+                    upright = ImageOps.exif_transpose(image)
                 scaled = _opaque(upright).resize(
                     self.size, Image.Resampling.LANCZOS, reducing_gap=3.0
                 )
@@ -64,7 +70,7 @@ def open_image(data: bytes, *, longest_side: int) -> ImageFile:
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
-            if image.getexif().get(ORIENTATION) in LYING_DOWN:
+            if _orientation(image) in LYING_DOWN:
                 width, height = height, width
     except _BROKEN as error:
         raise _unreadable(f"it must be one of {', '.join(FORMATS)}") from error
@@ -74,6 +80,10 @@ def open_image(data: bytes, *, longest_side: int) -> ImageFile:
         raise _unreadable(f"{width} x {height} pixels are too narrow")
     scale = min(1.0, longest_side / max(width, height))
     return ImageFile(data, (max(1, round(width * scale)), max(1, round(height * scale))))
+
+
+def _orientation(image: Image.Image) -> int:
+    return image.getexif().get(ORIENTATION, UPRIGHT) if image.format in FROM_CAMERAS else UPRIGHT
 
 
 def _opaque(image: Image.Image) -> Image.Image:

@@ -40,6 +40,15 @@ class LlamaEncoding:
     """False: all its tokens attend to each other."""
 
 
+class _NoPicture:
+    """A size only."""
+
+    size = (2048, 1024)
+
+    def pixels(self) -> bytes:
+        raise NotImplementedError
+
+
 class LlamaVision:
     def __init__(
         self, path: str, model: Any, *, threads: int, longest_run: int, use_gpu: bool
@@ -62,6 +71,16 @@ class LlamaVision:
             self.close()
             raise ProjectorError(f"{path} is not for images")
         self.uses_m_rope: bool = mtmd.mtmd_decode_use_mrope(self._handle)
+        if not self._fits_vocabulary():
+            self.close()
+            raise ProjectorError(f"{path} needs tokens that the model does not have")
+
+    def _fits_vocabulary(self) -> bool:
+        """mtmd puts special tokens around an image and its pieces, or -1 if there is none of that
+        name; seen in an image that is large enough to be cut in pieces.
+        """
+        with self._chunks(["", ""], [_NoPicture()]) as chunks:
+            return all(token >= 0 for chunk in chunks for token in _text_tokens(chunk))
 
     def close(self) -> None:
         """Waits for the image that is being encoded; later ones are refused."""
@@ -137,10 +156,7 @@ class LlamaVision:
                     pixels = (ctypes.c_uint8 * len(shown[1])).from_buffer_copy(shown[1])
                 bitmaps.append(mtmd.mtmd_bitmap_init(*picture.size, pixels))
                 mtmd.mtmd_bitmap_set_id(bitmaps[-1], b"%d" % n)
-            parts = _parts(texts, bitmaps)
-            pointers: Any = (ctypes.POINTER(mtmd.mtmd_input_part) * len(parts))(
-                *map(ctypes.pointer, parts)
-            )
+            parts, pointers = _parts(texts, bitmaps)
             with self._lock:
                 handle = self._open_handle()
                 forget_messages()
@@ -200,7 +216,8 @@ def check_projector(path: str) -> None:
         raise ProjectorError(f"{path} is no GGUF file")
 
 
-def _parts(texts: Sequence[str], bitmaps: Sequence[Any]) -> list[Any]:
+def _parts(texts: Sequence[str], bitmaps: Sequence[Any]) -> tuple[list[Any], Any]:
+    """And an array of pointers to them, which does not keep them."""
     parts: list[Any] = []
     for n, text in enumerate(texts):
         data = text.encode(errors="replace")
@@ -208,7 +225,8 @@ def _parts(texts: Sequence[str], bitmaps: Sequence[Any]) -> list[Any]:
         parts.append(mtmd.mtmd_input_part(text=ctypes.pointer(told)))
         if n < len(bitmaps):
             parts.append(mtmd.mtmd_input_part(bitmap=bitmaps[n]))
-    return parts
+    pointer: Any = ctypes.POINTER(mtmd.mtmd_input_part)
+    return parts, (pointer * len(parts))(*(ctypes.pointer(part) for part in parts))
 
 
 def _is_image(chunk: Any) -> bool:

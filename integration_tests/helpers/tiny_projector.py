@@ -1,8 +1,10 @@
 """A multimodal projector with random weights that fits the small model, as a GGUF file.
 
 What it tells of an image means nothing, but is different for different images, and llama.cpp runs
-it as it runs any. Two kinds: ``mlp`` (LLaVA's: an image is one piece, with nothing around it) and
-``idefics3`` (SmolVLM's: pieces with tokens of text between them).
+it as it runs any. Kinds: ``mlp`` (LLaVA's: an image is one piece, with nothing around it, or with
+``tiles`` several), ``gemma3`` (whose model has the tokens of an image attend to each other),
+``idefics3`` (SmolVLM's, which needs tokens that the small model does not have) and
+``qwen2vl_merger`` (for models whose positions have several dimensions).
 """
 
 from pathlib import Path
@@ -24,9 +26,17 @@ _WIDTH, _INNER, _HEADS, _LAYERS = 32, 64, 2, 2
 
 
 def write_tiny_projector(
-    path: Path, *, kind: str = "mlp", model_width: int = MODEL_WIDTH, side: int = SIDE
+    path: Path,
+    *,
+    kind: str = "mlp",
+    tiles: bool = False,
+    model_width: int = MODEL_WIDTH,
+    side: int = SIDE,
 ) -> None:
-    write_gguf(path, _values(kind, model_width, side), _tensors(kind, model_width, side))
+    values = _values(kind, model_width, side)
+    if tiles:
+        values["clip.vision.image_grid_pinpoints"] = (side, 2 * side, 2 * side, 2 * side)
+    write_gguf(path, values, _tensors(kind, model_width, side))
 
 
 def _values(kind: str, model_width: int, side: int) -> dict[str, Value]:
@@ -59,16 +69,28 @@ def _tensors(kind: str, model_width: int, side: int) -> Tensors:
     }
     for layer in range(_LAYERS):
         block = f"v.blk.{layer}"
-        shapes |= {f"{block}.attn_{name}.weight": (_WIDTH, _WIDTH) for name in ("q", "k", "v", "out")}
+        shapes |= {
+            f"{block}.attn_{name}.weight": (_WIDTH, _WIDTH) for name in ("q", "k", "v", "out")
+        }
         shapes[f"{block}.ffn_up.weight"] = (_INNER, _WIDTH)
         shapes[f"{block}.ffn_down.weight"] = (_WIDTH, _INNER)
-    if kind == "mlp":
-        shapes |= {"mm.0.weight": (_INNER, _WIDTH), "mm.2.weight": (model_width, _INNER)}
-    else:
-        shapes["mm.model.fc.weight"] = (model_width, 4 * _WIDTH)
+    match kind:
+        case "mlp":
+            shapes |= {"mm.0.weight": (_INNER, _WIDTH), "mm.2.weight": (model_width, _INNER)}
+        case "idefics3":
+            shapes["mm.model.fc.weight"] = (model_width, 4 * _WIDTH)
+        case "gemma3":
+            shapes["mm.input_projection.weight"] = (_WIDTH, model_width)
+        case "qwen2vl_merger":
+            del shapes["v.position_embd.weight"]
+            shapes["v.patch_embd.weight.1"] = (_WIDTH, 3, PATCH, PATCH)
+            shapes["mm.0.weight"] = (4 * _WIDTH, 4 * _WIDTH)
+            shapes["mm.2.weight"] = (model_width, 4 * _WIDTH)
+        case _:
+            raise ValueError(kind)
     tensors = {name: chance.normal(0, 0.2, shape) for name, shape in shapes.items()}
     norms = [f"v.blk.{layer}.{name}" for layer in range(_LAYERS) for name in ("ln1", "ln2")]
-    biases = {norm: _WIDTH for norm in norms}
+    biases = dict.fromkeys(norms, _WIDTH)
     for layer in range(_LAYERS):
         block = f"v.blk.{layer}"
         biases |= {f"{block}.attn_{name}": _WIDTH for name in ("q", "k", "v", "out")}
@@ -78,6 +100,10 @@ def _tensors(kind: str, model_width: int, side: int) -> Tensors:
     else:
         norms.append("v.post_ln")
         biases["v.post_ln"] = _WIDTH
+    if kind == "gemma3":
+        norms.append("mm.soft_emb_norm")
+    if kind == "qwen2vl_merger":
+        biases |= {"mm.0": 4 * _WIDTH, "mm.2": model_width}
     tensors |= {f"{norm}.weight": np.ones(_WIDTH) for norm in norms}
     tensors |= {f"{name}.bias": np.zeros(size) for name, size in biases.items()}
     return tensors
