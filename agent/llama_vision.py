@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -24,6 +24,8 @@ from common.ids import TokenId
 
 M_ROPE_SECTIONS = 4
 """Positions of each token of an image where the model's positions have several dimensions."""
+
+_PartPointer = cast("Any", ctypes.POINTER(mtmd.mtmd_input_part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +227,7 @@ def _parts(texts: Sequence[str], bitmaps: Sequence[Any]) -> tuple[list[Any], Any
         parts.append(mtmd.mtmd_input_part(text=ctypes.pointer(told)))
         if n < len(bitmaps):
             parts.append(mtmd.mtmd_input_part(bitmap=bitmaps[n]))
-    pointer: Any = ctypes.POINTER(mtmd.mtmd_input_part)
-    return parts, (pointer * len(parts))(*(ctypes.pointer(part) for part in parts))
+    return parts, (_PartPointer * len(parts))(*(ctypes.pointer(part) for part in parts))
 
 
 def _is_image(chunk: Any) -> bool:

@@ -83,10 +83,6 @@ class Preparer:
         self, request: Generate, is_wanted: Callable[[], bool] = _always
     ) -> PreparedRequest:
         text = self._render(request)
-        # Millions of tokens take seconds to count, only to be refused: others wait meanwhile.
-        least = len(text) // self._vocabulary.longest_piece
-        if least >= self._context:
-            raise self._too_long(f"at least {least}")
         if isinstance(request.prompt, Conversation) and request.prompt.images:
             prompt = self._see(request.prompt, text, is_wanted)
         else:
@@ -111,6 +107,7 @@ class Preparer:
         )
 
     def _read(self, text: str) -> MixedPrompt:
+        self._check_text(len(text))
         tokens = self._vocabulary.tokenize(text)
         beginning = self._missing_beginning(tokens)
         if beginning is not None:
@@ -133,6 +130,7 @@ class Preparer:
                 f"the chat template names {len(texts) - 1} images, "
                 f"but the conversation has {len(conversation.images)}",
             )
+        self._check_text(sum(map(len, texts)))
         if self._missing_beginning(self._vocabulary.tokenize(texts[0])) is not None:
             texts[0] = self._vocabulary.special_texts["bos_token"] + texts[0]
         side = conversation.longest_image_side
@@ -149,6 +147,12 @@ class Preparer:
         """Many templates write the beginning token themselves; twice would harm the answer."""
         beginning = self._vocabulary.beginning
         return None if tokens[:1] == [beginning] else beginning
+
+    def _check_text(self, length: int) -> None:
+        """Millions of tokens take seconds to count, only to be refused: others wait meanwhile."""
+        least = length // self._vocabulary.longest_piece
+        if least >= self._context:
+            raise self._too_long(f"at least {least}")
 
     def _check_length(self, count: int) -> None:
         if count >= self._context:
