@@ -5,8 +5,10 @@ for what llama.cpp's own helper makes of the same prompt.
 """
 
 import gc
+import json
 import threading
 import weakref
+from base64 import b64encode
 from collections.abc import Generator
 from io import BytesIO
 from pathlib import Path
@@ -19,7 +21,9 @@ from llama_running import GREEDY, Running, first_logprobs
 from msgspec.structs import replace
 from mtmd_reference import reference_logprobs
 from PIL import Image
+from product import Up, start_up
 from tiny_projector import SIDE, TOKENS, write_tiny_projector
+from tiny_qwen2vl import PIXELS_PER_TOKEN, WIDTH, write_tiny_qwen2vl
 
 from agent.engine import Chunk, KvLayout, SamplerPlace
 from agent.images import open_image
@@ -466,3 +470,144 @@ def test_a_projector_for_another_vocabulary_is_refused_with_the_reason(tmp_path:
 def test_a_model_is_no_projector() -> None:
     with pytest.raises(ProjectorError, match=r"could not be loaded: .+"):
         load(default_model())
+
+
+# Positions of several dimensions: an image takes fewer of them than it has tokens
+
+WIDE, TALL = (
+    png(3, (5 * PIXELS_PER_TOKEN, 2 * PIXELS_PER_TOKEN)),
+    png(4, (2 * PIXELS_PER_TOKEN, 7 * PIXELS_PER_TOKEN)),
+)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model and its projector."""
+    folder = tmp_path_factory.mktemp("qwen")
+    write_tiny_qwen2vl(folder / "model.gguf")
+    path = projector(folder, kind="qwen2vl_merger", model_width=WIDTH)
+    return folder / "model.gguf", path
+
+
+@pytest.fixture(scope="module")
+def loaded_qwen(qwen: tuple[Path, Path]) -> Generator[LlamaEngine]:
+    model, path = qwen
+    engine = LlamaEngine(
+        str(model), slots=4, threads=1, context=256, cells=256, projector_path=str(path)
+    )
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def seeing(loaded_qwen: LlamaEngine) -> Generator[Running]:
+    running = Running(loaded_qwen, template=PLAIN)
+    yield running
+    running.forget()
+
+
+@pytest.mark.parametrize(
+    ("text", "images"),
+    [
+        (f"{IMAGE_MARKER} is this", [WIDE]),
+        (f"What is {IMAGE_MARKER} then?", [TALL]),
+        (f"One {IMAGE_MARKER} and {IMAGE_MARKER} more.", [WIDE, TALL]),
+    ],
+    ids=["begin", "middle", "two"],
+)
+def test_a_model_with_such_positions_thinks_what_it_thinks_with_the_helper(
+    qwen: tuple[Path, Path], seeing: Running, text: str, images: list[bytes]
+) -> None:
+    ours = alone(seeing, "ours", ask(text, *images))
+
+    theirs = reference_logprobs(*qwen, text, images)
+
+    for token, logprob in ours.items():
+        assert theirs[token] == pytest.approx(logprob, abs=0.02)
+
+
+@pytest.mark.parametrize("tail", ["", "th", " and a long text behind the images of it"])
+def test_such_a_model_shares_what_stands_behind_images_too(
+    qwen: tuple[Path, Path], seeing: Running, tail: str
+) -> None:
+    begin = f"One {IMAGE_MARKER} and {IMAGE_MARKER}"
+    text = f"{begin}{tail}, or?"
+    seeing.submit("first", ask(f"{begin}{tail} so!", WIDE, TALL), max_tokens=1)
+    seeing.run()
+    seeing.submit("second", ask(text, WIDE, TALL), logprobs=5)
+    seeing.run()
+
+    theirs = reference_logprobs(*qwen, text, [WIDE, TALL])
+
+    _, end = seeing.outcome("second")
+    tokens = end.usage.input_image_tokens + len(seeing.engine.vocabulary.tokenize(text))
+    assert end.usage.cached_prompt_tokens >= tokens - 2 * len(IMAGE_MARKER) - len(", or?")
+    for token, logprob in likeliest(seeing, "second").items():
+        assert theirs[token] == pytest.approx(logprob, abs=0.02)
+
+
+def test_such_a_model_reads_its_images_again_after_a_pause(seeing: Running) -> None:
+    said: dict[str, str] = {}
+    names = [f"{n}" for n in range(3)]
+    text = f"What is {IMAGE_MARKER} then?"
+    for name in names:
+        seeing.submit("alone " + name, ask(text + name, WIDE), max_tokens=90, sampling=ENDLESS)
+        seeing.run()
+        said[name] = seeing.outcome("alone " + name)[0]
+    for name in names:
+        seeing.submit(
+            name, ask(text + name, WIDE), max_tokens=90, sampling=ENDLESS, cache_salt=name
+        )
+    seeing.run()
+
+    assert seeing.scheduler.figures.pauses > 0
+    for name in names:
+        assert seeing.outcome(name)[0] == said[name]
+
+
+# The whole product
+
+ROUTE = "/api/v1/continue_from_conversation_history"
+
+
+def look(up: Up, *images: bytes) -> list[dict[str, Any]]:
+    """The results of asking about images, over HTTP."""
+    urls = [f"data:image/png;base64,{b64encode(data).decode()}" for data in images]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    body = {
+        "add_generation_prompt": True,
+        "conversation_history": [
+            {"role": "user", "content": [{"type": "text", "text": "What is this?"}, *parts]}
+        ],
+        "enable_thinking": False,
+        "max_tokens": 8,
+    }
+    lines = up.client.post(ROUTE, json=body).raise_for_status().text.splitlines()
+    return [json.loads(line)["Response"]["response"]["GeneratedToken"] for line in lines]
+
+
+def use_projector(up: Up, path: Path) -> None:
+    state = up.client.get("/api/v1/balancer_desired_state").json()
+    state["multimodal_projection"] = {"LocalToAgent": str(path)}
+    up.client.put("/api/v1/balancer_desired_state", json=state).raise_for_status()
+
+
+def test_an_operator_gives_a_running_model_its_eyes(path: Path, tmp_path: Path) -> None:
+    with start_up("--slots", "2", "--context", "512") as up:
+        assert list(look(up, CAT)[0]) == ["MultimodalNotSupported"]
+
+        use_projector(up, path)
+        for _state in up.follow():
+            last = look(up, CAT)[-1]
+            if "Done" in last:
+                assert last["Done"]["usage"]["input_image_tokens"] == TOKENS
+                break
+
+        assert "ImageDecodingFailed" in look(up, b"no image")[-1]
+        large = png(1, (1500, 500))
+        assert look(up, large, large)[-1]["Done"]["usage"]["input_image_tokens"] == 2 * TOKENS
+
+        use_projector(up, projector(tmp_path, model_width=64))
+        (agent,) = up.until(lambda agents: bool(agents[0]["issues"] and agents[0]["slots_total"]))
+        assert list(agent["issues"][0]) == ["MultimodalProjectionCannotBeLoaded"]
+        assert "Done" in look(up, CAT)[-1]
