@@ -24,6 +24,10 @@ from common.ids import TokenId
 
 M_ROPE_SECTIONS = 4
 """Positions of each token of an image where the model's positions have several dimensions."""
+MOST_KEPT_BYTES = 64 * 2**20
+"""Of the embeddings of images that no request has any more: encoding takes much longer than reading
+them again.
+"""
 
 _PartPointer = cast("Any", ctypes.POINTER(mtmd.mtmd_input_part))
 
@@ -59,8 +63,10 @@ class LlamaVision:
         self.longest_run = longest_run
         self._lock = threading.Lock()
         self._width: int = lib.llama_model_n_embd_inp(model)
-        self._kept: WeakValueDictionary[bytes, NDArray[np.float32]] = WeakValueDictionary()
-        """Of requests that are not over, by digest: several answers to one prompt share them."""
+        self._known: WeakValueDictionary[bytes, NDArray[np.float32]] = WeakValueDictionary()
+        """By digest: those of requests that are not over, which share them, and the latest ones."""
+        self._latest: dict[bytes, NDArray[np.float32]] = {}
+        """Least recently used first."""
         params = mtmd.mtmd_context_params_default()
         params.use_gpu = use_gpu
         params.n_threads = threads
@@ -87,6 +93,7 @@ class LlamaVision:
     def close(self) -> None:
         """Waits for the image that is being encoded; later ones are refused."""
         with self._lock:
+            self._latest.clear()
             if self._handle is not None:
                 mtmd.mtmd_free(self._handle)
                 self._handle = None
@@ -180,9 +187,10 @@ class LlamaVision:
     def _encode(self, chunk: Any, key: bytes, position: int) -> LlamaEncoding:
         with self._lock:
             handle = self._open_handle()
-            embeddings = self._kept.get(key)
+            embeddings = self._known.get(key)
             if embeddings is None:
-                embeddings = self._kept[key] = self._compute(handle, chunk)
+                embeddings = self._known[key] = self._compute(handle, chunk)
+            self._keep(key, embeddings)
             is_causal = not mtmd.mtmd_decode_use_non_causal(handle, chunk)
         return LlamaEncoding(
             embeddings,
@@ -190,6 +198,15 @@ class LlamaVision:
             mtmd.mtmd_input_chunk_get_n_pos(chunk),
             is_causal,
         )
+
+    def _keep(self, key: bytes, embeddings: NDArray[np.float32]) -> None:
+        """For the next turn of the conversation, which has the same image in it."""
+        self._latest.pop(key, None)
+        self._latest[key] = embeddings
+        size = sum(each.nbytes for each in self._latest.values())
+        while size > MOST_KEPT_BYTES:
+            oldest = next(iter(self._latest))
+            size -= self._latest.pop(oldest).nbytes
 
     def _compute(self, handle: Any, chunk: Any) -> NDArray[np.float32]:
         forget_messages()

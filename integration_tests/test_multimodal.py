@@ -241,7 +241,10 @@ def test_a_request_that_is_cancelled_while_its_images_are_fed_leaves_no_trace(
     assert_alike(before, alone(running, "after", ask(SEEN, DOG)))
 
 
-def test_a_request_that_is_over_keeps_no_image(running: Running) -> None:
+def test_a_request_that_is_over_keeps_no_image(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.llama_vision.MOST_KEPT_BYTES", 0)
     request = Generate(request_id=RequestId("r"), prompt=ask(SEEN, CAT), max_tokens=2)
     prepared = running.preparer.prepare_prompt(request)
     encoding: Any = prepared.images[0].encoding
@@ -411,18 +414,35 @@ def _misplaced(chunk: Chunk) -> Chunk:
     return chunk._replace(position=chunk.position + 7)
 
 
-def test_an_image_is_not_encoded_twice_while_somebody_has_it(loaded: LlamaEngine) -> None:
-    preparer = Preparer(loaded, PLAIN)
-    first, second = (
-        preparer.prepare_prompt(
-            Generate(request_id=RequestId(name), prompt=ask(SEEN, CAT), max_tokens=1)
-        )
-        for name in "ab"
-    )
+def embeddings_of(engine: LlamaEngine, image: bytes) -> Any:
+    request = Generate(request_id=RequestId("r"), prompt=ask(SEEN, image), max_tokens=1)
+    encoding: Any = Preparer(engine, PLAIN).prepare_prompt(request).images[0].encoding
+    return encoding.embeddings
 
-    one: Any = first.images[0].encoding
-    two: Any = second.images[0].encoding
-    assert one.embeddings is two.embeddings
+
+@pytest.mark.parametrize("kept", [0, 2**20], ids=["while somebody has it", "soon again"])
+def test_an_image_is_not_encoded_twice(
+    loaded: LlamaEngine, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    monkeypatch.setattr("agent.llama_vision.MOST_KEPT_BYTES", kept)
+    first = embeddings_of(loaded, png(70))
+    if kept:
+        address = first.ctypes.data
+        del first
+        embeddings_of(loaded, png(71))
+        assert embeddings_of(loaded, png(70)).ctypes.data == address
+    else:
+        assert embeddings_of(loaded, png(70)) is first
+
+
+def test_no_more_images_are_kept_than_may_be(
+    loaded: LlamaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = embeddings_of(loaded, png(80)).nbytes
+    monkeypatch.setattr("agent.llama_vision.MOST_KEPT_BYTES", 3 * one)
+    kept = [weakref.ref(embeddings_of(loaded, png(80 + n))) for n in (0, 1, 2, 0, 3)]
+
+    assert [reference() is not None for reference in kept] == [True, False, True, True, True]
 
 
 def test_a_projector_that_is_closed_encodes_no_more(path: Path) -> None:
