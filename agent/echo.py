@@ -169,7 +169,12 @@ class EchoEngine:
         fed = sum(len(chunk.tokens) for chunk in chunks)
         if (run := chunks[0].image) is not None:
             assert len(chunks) == 1, "an image goes alone"
-            assert (chunks[0].position, fed) == (run.start, run.length), "an image goes whole"
+            position = chunks[0].position
+            if run.divisible:
+                assert run.start <= position < position + fed <= run.end
+                assert fed <= self.capacity.batch_size
+            else:
+                assert (position, fed) == (run.start, run.length), "an image goes whole"
         else:
             assert fed <= self.capacity.batch_size
             assert all(token >= 0 for chunk in chunks for token in chunk.tokens), "of an image"

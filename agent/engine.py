@@ -19,14 +19,16 @@ class Encoding(Protocol):
 class ImageRun:
     """Consecutive tokens of a prompt that stand for a piece of an image.
 
-    They are negative, and the same only for the same piece of the same image. They are fed all at
-    once and with nothing else, since some models have them attend to each other.
+    They are negative, and the same only for the same piece of the same image. They are fed with
+    nothing else, and all at once unless they are divisible.
     """
 
     start: int
     """In the prompt."""
     length: int
     encoding: Encoding
+    divisible: bool = False
+    """False: they attend to each other, also to those behind them."""
 
     @property
     def end(self) -> int:
@@ -43,7 +45,7 @@ class Chunk(NamedTuple):
     wants_token: bool
     """True: sample the token that follows the last one."""
     image: ImageRun | None = None
-    """What the tokens stand for, all of it; then the chunk is alone in its pass."""
+    """What the tokens stand for, or are a part of; then the chunk is alone in its pass."""
 
 
 class KvLayout(enum.StrEnum):

@@ -9,7 +9,7 @@ other sequences at little cost.
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,6 @@ EMBEDDING_BATCH_SIZE = 2048
 
 IMAGE_BATCH_SIZE = 2048
 """Tokens in a piece of an image at most; that of the published wire format."""
-
-Array: TypeAlias = NDArray[np.int32]
 
 ALL_LAYERS = 2**31 - 1
 
@@ -118,15 +116,18 @@ class _Batch:
         self.image: Any = lib.llama_batch(0, None, None, positions, *rest)
         """With embeddings in place of tokens."""
 
-    def fill_with_image(self, chunk: Chunk, encoding: LlamaEncoding, positions: Array) -> None:
-        """``positions``: a row for each of their dimensions. The arrays must outlive the decode."""
+    def fill_with_image(
+        self, chunk: Chunk, embeddings: NDArray[np.float32], positions: NDArray[np.int32]
+    ) -> None:
+        """``positions``: a row for each of their dimensions. The arrays must be contiguous, and
+        outlive the decode.
+        """
         count = len(chunk.tokens)
         self.sequences[:count] = [chunk.sequence_id] * count
         ctypes.memset(self.wanted, 0, count)
         self.wanted[count - 1] = chunk.wants_token
         # By address, since a pointer of numpy's would keep the arrays after the request's end.
-        embeddings = encoding.embeddings.ctypes.data
-        self.image.embd = ctypes.cast(embeddings, ctypes.POINTER(ctypes.c_float))
+        self.image.embd = ctypes.cast(embeddings.ctypes.data, ctypes.POINTER(ctypes.c_float))
         self.image.pos = ctypes.cast(positions.ctypes.data, ctypes.POINTER(ctypes.c_int32))
         self.image.n_tokens = count
 
@@ -329,24 +330,22 @@ class LlamaEngine:
         """Tokens and embeddings cannot be in one batch, hence an image is alone in its pass."""
         sequence_id, encoding = chunk.sequence_id, image.encoding
         assert isinstance(encoding, LlamaEncoding)
-        first = self._positions.next(sequence_id, chunk.position)
-        positions = encoding.positions
-        if positions is None:
-            positions = np.arange(first, first + image.length, dtype=np.int32)
-        self._batch.fill_with_image(chunk, encoding, positions)
-        if encoding.is_causal:
-            self._decode(self._batch.image)
+        count = len(chunk.tokens)
+        part = slice(chunk.position - image.start, chunk.position - image.start + count)
+        if encoding.positions is None:
+            positions = np.arange(chunk.position, chunk.position + count, dtype=np.int32)
         else:
-            lib.llama_set_causal_attn(self._handle, False)
-            try:
-                self._decode(self._batch.image)
-            finally:
-                lib.llama_set_causal_attn(self._handle, True)
-        end = chunk.position + image.length
-        self._positions.skip(
-            sequence_id, end, first + encoding.advance, last=int(positions.flat[image.length - 1])
-        )
-        return [(sequence_id, image.length - 1)] if chunk.wants_token else []
+            positions = np.ascontiguousarray(encoding.positions[:, part])
+        self._batch.fill_with_image(chunk, encoding.embeddings[part], positions)
+        lib.llama_set_causal_attn(self._handle, image.divisible)
+        try:
+            self._decode(self._batch.image)
+        finally:
+            lib.llama_set_causal_attn(self._handle, True)
+        if encoding.positions is not None and chunk.position + count == image.end:
+            last = int(encoding.positions[0].max())
+            self._positions.skip(sequence_id, image.end, encoding.next_position, last=last)
+        return [(sequence_id, count - 1)] if chunk.wants_token else []
 
     def _decode(self, batch: Any) -> None:
         code: int = lib.llama_decode(self._handle, batch)
@@ -405,9 +404,10 @@ class LlamaEngine:
 
     @property
     def _batch_size(self) -> int:
-        """Images must fit whole, text is never fed in larger pieces than without them."""
-        longest_run = 0 if self.vision is None else self.vision.longest_run
-        return max(self.capacity.batch_size, longest_run)
+        """An image that must be fed whole has to fit; nothing else is fed in larger pieces for it."""
+        if self.vision is None or self.vision.is_divisible:
+            return self.capacity.batch_size
+        return max(self.capacity.batch_size, self.vision.longest_run)
 
     def _open_context(self, threads: int, layout: KvLayout, attention: Attention) -> Any:
         if attention.flash is FlashAttention.OFF and attention.v_cache not in FLOATS:

@@ -40,10 +40,8 @@ class LlamaEncoding:
     """One row for each token, as wide as the model's input."""
     positions: NDArray[np.int32] | None
     """``M_ROPE_SECTIONS`` rows with a position for each token; None: they are counted on."""
-    advance: int
-    """So many positions farther than the first token's the text goes on."""
-    is_causal: bool
-    """False: all its tokens attend to each other."""
+    next_position: int
+    """Where the text goes on behind it."""
 
 
 class _NoPicture:
@@ -78,7 +76,9 @@ class LlamaVision:
         if not mtmd.mtmd_support_vision(self._handle):
             self.close()
             raise ProjectorError(f"{path} is not for images")
-        self.uses_m_rope: bool = mtmd.mtmd_decode_use_mrope(self._handle)
+        self.is_divisible: bool = not mtmd.mtmd_decode_use_non_causal(self._handle, None)
+        """May an image be fed in parts? Not if its tokens attend to those behind them."""
+        self._uses_m_rope: bool = mtmd.mtmd_decode_use_mrope(self._handle)
         if not self._fits_vocabulary():
             self.close()
             raise ProjectorError(f"{path} needs tokens that the model does not have")
@@ -129,7 +129,7 @@ class LlamaVision:
                     if _is_image(chunk) and mtmd.mtmd_input_chunk_get_id(chunk) == b"%d" % n:
                         key = hashlib.sha256(digest + b"%d %d" % (pieces, length)).digest()
                         encoding = self._encode(chunk, key, position)
-                        runs.append(ImageRun(start, length, encoding))
+                        runs.append(ImageRun(start, length, encoding, self.is_divisible))
                         tokens[start : start + length] = _pseudo_tokens(key, length)
                         pieces += 1
                     start += length
@@ -191,12 +191,10 @@ class LlamaVision:
             if embeddings is None:
                 embeddings = self._known[key] = self._compute(handle, chunk)
             self._keep(key, embeddings)
-            is_causal = not mtmd.mtmd_decode_use_non_causal(handle, chunk)
         return LlamaEncoding(
             embeddings,
-            _positions(chunk, position) if self.uses_m_rope else None,
-            mtmd.mtmd_input_chunk_get_n_pos(chunk),
-            is_causal,
+            _positions(chunk, position) if self._uses_m_rope else None,
+            position + mtmd.mtmd_input_chunk_get_n_pos(chunk),
         )
 
     def _keep(self, key: bytes, embeddings: NDArray[np.float32]) -> None:

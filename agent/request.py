@@ -30,7 +30,7 @@ class ActiveRequest:
     shares: bool
     """May it begin with what other sequences hold?"""
     images: tuple[ImageRun, ...] = ()
-    """In the prompt, in their order. Each is fed whole or not at all."""
+    """In the prompt, in their order."""
     fed: int = 0
     """How many tokens the sequence holds, which is also the next position."""
     cached: int = 0
@@ -47,17 +47,23 @@ class ActiveRequest:
 
     @property
     def image(self) -> ImageRun | None:
-        """What has to be fed next, if it is an image."""
-        return next((image for image in self.images if image.start == self.fed), None)
+        """What has to be fed next, if it is an image or the rest of one."""
+        return next((image for image in self.images if image.start <= self.fed < image.end), None)
 
     @property
-    def text_ahead(self) -> int:
-        """Tokens to be fed before the next image or, behind the last, before one can be sampled."""
-        ahead = next((image.start for image in self.images if image.start >= self.fed), None)
-        return (len(self.tokens) if ahead is None else ahead) - self.fed
+    def ahead(self) -> int:
+        """So many tokens of one kind follow, of text or of an image, of which any number may be fed;
+        0: an image that must be fed whole.
+        """
+        if (image := self.image) is not None:
+            return image.end - self.fed if image.divisible else 0
+        starts = (image.start for image in self.images if image.start > self.fed)
+        return next(starts, len(self.tokens)) - self.fed
 
     def whole(self, length: int) -> int:
-        """So many of the first tokens, or fewer where that would cut an image in two."""
+        """So many of the first tokens, or fewer where that would cut an image in two: only whole ones
+        are shared.
+        """
         cut = (image.start for image in self.images if image.start < length < image.end)
         return next(cut, length)
 

@@ -181,8 +181,8 @@ class Scheduler:
         self._admit(effects)
         while True:
             rows, prompts = self._split()
-            text = self._prompt_tokens_wanted(rows, prompts)
-            wanted = len(rows) + max(text, _next_image(prompts))
+            parts = self._prompt_tokens_wanted(rows, prompts)
+            wanted = len(rows) + max(parts, _next_image(prompts))
             while self._kv.cells.free < wanted and (dropped := self._kv.evict()):
                 effects += map(Forget, dropped)
             needed = len(rows) + _next_image(prompts[:1])  # fed whole, so that it can go on
@@ -210,8 +210,8 @@ class Scheduler:
 
         0. After a failed decode those it touched are fed alone, the oldest first, by turns with
            all others.
-        1. An image is fed alone and whole, that of the oldest prompt which has come to one. The next
-           pass is for the streams, and the next that feeds prompts for the texts of others.
+        1. An image is fed alone, if it must be so whole, that of the oldest prompt which has come to
+           one. The next pass is for the streams, and the next that feeds prompts for others' texts.
         2. Requests that generate go first, one token each, so that no prompt stalls a stream.
         3. Prompts share what the budget allows. In order of their age each gets up to half of what
            is left, so that a short one does not wait for a long one; then the oldest the rest.
@@ -229,7 +229,8 @@ class Scheduler:
         at_image = [request for request in prompts if request.image is not None]
         prompts = [request for request in prompts if request.image is None]
         others = bool(prompts or (rows and self._prompts_were_fed))
-        image = self._plan_alone(at_image[:1], budget=0, kept=len(rows))
+        budget = self._budget.tokens(len(rows))
+        image = self._plan_alone(at_image[:1], budget=budget, kept=len(rows))
         if image and not (self._image_was_fed and others):
             return image
         chunks = [self._chunk(request, 1) for request in rows]
@@ -237,10 +238,10 @@ class Scheduler:
         counts: list[int] = []
         for n, request in enumerate(prompts):
             share = left if n == len(prompts) - 1 else max(left // 2, SMALLEST_SHARE)
-            counts.append(min(request.text_ahead, share, left))
+            counts.append(min(request.ahead, share, left))
             left -= counts[-1]
         for n, request in enumerate(prompts):
-            more = min(request.text_ahead - counts[n], left)
+            more = min(request.ahead - counts[n], left)
             left -= more
             if counts[n] + more:
                 chunks.append(self._chunk(request, counts[n] + more))
@@ -371,19 +372,18 @@ class Scheduler:
     ) -> int:
         if not prompts:
             return 0
-        return min(self._budget.tokens(len(rows)), sum(request.text_ahead for request in prompts))
+        return min(self._budget.tokens(len(rows)), sum(request.ahead for request in prompts))
 
     def _plan_alone(
         self, requests: Sequence[ActiveRequest], *, budget: int, kept: int = 0
     ) -> list[Chunk]:
-        """A pass for the oldest of these that can go on, up to its next image or that image.
+        """A pass for the oldest of these that can go on, with text or with an image.
 
         ``kept``: cells that must be left.
         """
         free = self._kv.cells.free - kept
         for request in sorted(requests, key=lambda request: request.arrival):
-            image = request.image
-            count = min(request.text_ahead, budget, free) if image is None else image.length
+            count = _next_image([request]) or min(request.ahead, budget, free)
             if 0 < count <= free:
                 return [self._chunk(request, count)]
         return []
@@ -453,6 +453,7 @@ class Scheduler:
 
 
 def _next_image(prompts: Sequence[ActiveRequest]) -> int:
-    """How many tokens the image has that is next; 0 if none is."""
+    """How many tokens the first image has that is next and must be fed whole; 0: there is none."""
     images = (request.image for request in prompts)
-    return next((image.length for image in images if image is not None), 0)
+    whole = (image.length for image in images if image is not None and not image.divisible)
+    return next(whole, 0)

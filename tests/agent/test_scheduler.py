@@ -34,15 +34,17 @@ R1, R2, R3, R4 = (RequestId(f"r{n}") for n in range(1, 5))
 
 
 def mixed(text: str) -> tuple[list[TokenId], tuple[ImageRun, ...]]:
-    """A prompt's tokens and the images among them. ``<cat*5>`` is an image of five tokens."""
+    """A prompt's tokens and the images among them. ``<cat*5>`` is an image of five tokens, and
+    ``<cat/5>`` one that may be fed in parts.
+    """
     tokens: list[TokenId] = []
     images: list[ImageRun] = []
-    for n, part in enumerate(re.split(r"(<\w+\*\d+>)", text)):
+    for n, part in enumerate(re.split(r"(<\w+[*/]\d+>)", text)):
         if n % 2 == 0:
             tokens += (TokenId(byte) for byte in part.encode())
             continue
-        name, _, length = part.strip("<>").partition("*")
-        images.append(ImageRun(len(tokens), int(length), name))
+        name, kind, length = re.split("([*/])", part.strip("<>"))
+        images.append(ImageRun(len(tokens), int(length), name, divisible=kind == "/"))
         first = int.from_bytes(name.encode()) * 1000
         tokens += (TokenId(-1 - first - at) for at in range(int(length)))
     return tokens, tuple(images)
@@ -848,8 +850,46 @@ def test_an_image_is_fed_whole_and_alone() -> None:
     running.check()
 
 
+def test_an_image_whose_tokens_do_not_look_ahead_is_fed_in_parts() -> None:
+    running = Running(batch_size=4)
+    running.submit(R1, "ab<cat/6>cde", max_tokens=1)
+
+    running.run()
+
+    assert lengths(running) == [[2], [4], [2], [3]]
+    assert running.usage(R1) == Usage(11, 0, 1, input_image_tokens=6)
+    running.check()
+
+
+def test_an_image_in_parts_does_not_hold_up_a_stream() -> None:
+    running = Running(context=2000, batch_size=512, longest_gap=0.02)
+    running.submit(R1, "a", max_tokens=100, ignore_eos=True)
+    running.step()
+    running.submit(R2, "<cat/500>b", max_tokens=1)
+
+    running.run()
+
+    with_image = [sum(counts) for counts in lengths(running)[1:] if counts != [1]]
+    assert max(with_image) <= TILE
+    assert lengths(running).count([1]) >= len(with_image), "a token between any two parts"
+
+
+def test_of_an_image_in_parts_only_the_whole_is_shared() -> None:
+    running = Running(context=64, batch_size=8)
+    running.submit(R1, "seen here: <cat/20>", max_tokens=1)
+    for _ in range(3):
+        running.step()
+    running.do(running.scheduler.cancel(R1))
+
+    running.submit(R2, "seen here: <cat/20>a", max_tokens=1)
+    running.run()
+
+    assert running.usage(R2).cached_prompt_tokens == len("seen here: ")
+    running.check()
+
+
 @pytest.mark.parametrize(
-    "prompt", ["<cat*6>", "<cat*6>a", "a<cat*6>", "<cat*3><dog*3>", "a<cat*1>b"]
+    "prompt", ["<cat*6>", "<cat*6>a", "a<cat*6>", "<cat*3><dog*3>", "a<cat*1>b", "<cat/9><dog/6>a"]
 )
 def test_an_image_may_be_anywhere_in_a_prompt(prompt: str) -> None:
     running = Running(batch_size=4)
@@ -1003,7 +1043,7 @@ def test_a_request_that_is_over_keeps_no_image() -> None:
     assert kept() is None
 
 
-PIECES = ["a", "b", "ab", "<x*3>", "<y*5>", "<z*9>"]
+PIECES = ["a", "b", "ab", "<x*3>", "<y*5>", "<z*9>", "<v/3>", "<w/9>"]
 
 
 def _fitting(pieces: list[str]) -> str:
