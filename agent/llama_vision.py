@@ -118,7 +118,7 @@ class LlamaVision:
                 self._check_length(mtmd.mtmd_input_chunk_get_n_tokens(chunk))
         runs: list[ImageRun] = []
         for n, picture in enumerate(pictures):
-            proceed(len(tokens))
+            proceed(len(tokens))  # before its pixels are read, and before each piece is encoded
             pixels = picture.pixels()
             digest = hashlib.sha256(f"{picture.size}".encode() + pixels).digest()
             with self._chunks(texts, pictures, shown=(n, pixels)) as chunks:
@@ -128,6 +128,7 @@ class LlamaVision:
                     length: int = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
                     if _is_image(chunk) and mtmd.mtmd_input_chunk_get_id(chunk) == b"%d" % n:
                         key = hashlib.sha256(digest + b"%d %d" % (pieces, length)).digest()
+                        proceed(len(tokens))
                         encoding = self._encode(chunk, key, position)
                         runs.append(ImageRun(start, length, encoding, self.is_divisible))
                         tokens[start : start + length] = _pseudo_tokens(key, length)

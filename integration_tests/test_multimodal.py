@@ -41,6 +41,7 @@ from common.messages import (
     FinishReason,
     Generate,
     RawPrompt,
+    Sampling,
     TokenGenerated,
 )
 from deploy.model import default_model
@@ -225,6 +226,15 @@ def test_a_stream_beside_images_says_what_it_says_alone(running: Running) -> Non
     assert running.outcome("beside")[0] == running.outcome("alone")[0]
     for n in range(3):
         assert running.outcome(f"image {n}")[1].usage.content_tokens == 12
+
+
+def test_penalties_look_at_the_words_and_not_at_images(running: Running) -> None:
+    penalised = Sampling(temperature=0, penalty_repeat=1.5, dry_multiplier=0.8)
+
+    running.submit("r", ask(SEEN, CAT), sampling=penalised)
+    running.run()
+
+    assert running.outcome("r")[1].usage.content_tokens == 12
 
 
 def test_a_request_that_is_cancelled_while_its_images_are_fed_leaves_no_trace(
@@ -560,6 +570,25 @@ def test_such_a_model_shares_what_stands_behind_images_too(
     assert end.usage.cached_prompt_tokens >= tokens - 2 * len(IMAGE_MARKER) - len(", or?")
     for token, logprob in likeliest(seeing, "second").items():
         assert theirs[token] == pytest.approx(logprob, abs=0.02)
+
+
+def test_a_text_is_where_it_belongs_though_its_sequence_had_an_image_before(
+    loaded_qwen: LlamaEngine,
+) -> None:
+    text = "A text that is longer than what was there before it"
+
+    def thinks() -> dict[int, float]:
+        running = Running(loaded_qwen, template=PLAIN)
+        told = alone(running, "text", ask(text))
+        running.forget()
+        return told
+
+    before = thinks()
+    running = Running(loaded_qwen, template=PLAIN)
+    alone(running, "image", ask(f"x{IMAGE_MARKER}y", WIDE))
+    running.forget()
+
+    assert thinks() == before
 
 
 def test_such_a_model_reads_its_images_again_after_a_pause(seeing: Running) -> None:

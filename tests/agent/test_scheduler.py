@@ -974,6 +974,27 @@ def test_an_image_is_not_cut_in_two_by_sharing() -> None:
     assert [chunk.image is not None for chunk in running.passes[-1]] == [True]
 
 
+def test_a_long_image_at_the_end_is_fed_again_and_not_waited_for() -> None:
+    running = Running(context=200)
+    for request_id in (R1, R2):
+        running.submit(request_id, f"seen here: <cat*{2 * TILE}>", max_tokens=1)
+        running.run()
+
+    assert running.usage(R2).cached_prompt_tokens == len("seen here: ")
+
+
+def test_half_an_image_is_not_shared_while_the_rest_is_being_fed() -> None:
+    running = Running(context=200, batch_size=20)
+    running.submit(R1, f"seen here: <cat/{TILE - 4}>, so", max_tokens=1)
+    running.step()
+    running.step()
+
+    running.submit(R2, f"seen here: <cat/{TILE - 4}>, or", max_tokens=1)
+    running.run()
+
+    assert running.shares[0].length in (len("seen here: "), len("seen here: ") + TILE - 4)
+
+
 def test_an_image_that_is_being_fed_is_waited_for() -> None:
     running = Running(context=200)
     running.submit(R1, f"<cat*{TILE}>a", max_tokens=1)
@@ -995,6 +1016,20 @@ def test_an_image_gets_its_cells_from_the_youngest() -> None:
 
     assert running.text(R2) == "xyz"
     assert len(running.text(R1)) == len(running.text(R3)) == 39
+    running.check()
+
+
+def test_a_younger_stream_makes_way_for_an_image() -> None:
+    running = Running(slots=2, context=1650, cells=1660, batch_size=40, most_cached=0)
+    running.submit(R1, "a" * 1600 + "<cat*20>b", max_tokens=1)
+    running.submit(R2, "x", max_tokens=200, ignore_eos=True)
+
+    while not any(event.request_id == R1 for event in running.told):
+        running.step()
+
+    assert running.scheduler.figures.pauses == 1
+    running.run()
+    assert running.usage(R2).content_tokens == 200
     running.check()
 
 

@@ -675,16 +675,20 @@ async def test_a_request_with_images_is_answered(
 
 
 async def test_texts_do_not_wait_for_images(
-    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine, vision: HeldVision
+    balancer: PlayedBalancer, running: RunningAgent, models: PlayedModels, vision: HeldVision
 ) -> None:
+    models.engines[HELD.path] = engine = HeldEngine(slots=3)
+    engine.vision = vision
+    engine.open()
     link = await balancer.link()
     await link.ready()
-    await link.send(ask_about_images(R1))
+    await link.send(ask_about_images(R1), ask_about_images(R2))
     await asyncio.to_thread(vision.is_used.wait, 10)
 
-    await link.send(ask(R2))
+    await link.send(ask(R3))
 
-    assert (await link.outcome(R2))[0] == "ab"
+    async with asyncio.timeout(10):
+        assert (await link.outcome(R3))[0] == "ab"
 
 
 async def test_a_request_cancelled_while_its_image_is_encoded_ends_at_once_and_spares_the_rest(
