@@ -1028,6 +1028,7 @@ def test_a_younger_stream_makes_way_for_an_image() -> None:
         running.step()
 
     assert running.scheduler.figures.pauses == 1
+    assert len(running.text(R2)) == 42, "at once, and not when its own cells are used up"
     running.run()
     assert running.usage(R2).content_tokens == 200
     running.check()
