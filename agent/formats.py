@@ -5,11 +5,11 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agent.format_families import CALLS, HIDDEN, REASONING, UNKNOWN_CALLS, Calls, Reasoning
-from agent.output_parser import Between, Header, OutputParser, State, Text
+from agent.output_parser import Between, Header, OutputParser, State, Text, make_call_id
 from agent.tool_calls import ReadCalls, read_harmony
 from agent.tools import Tools
 from common.messages import TokenClass
@@ -27,9 +27,16 @@ class OutputFormat:
     """How a prompt may end, but for white space, and the state in which the answer begins then."""
     read: ReadCalls | None
 
-    def parser(self, *, prompt: str, tools: Tools | None, has_tools: bool) -> OutputParser:
-        """For one answer. ``has_tools``: some are offered. ``tools``: None if their calls are not
-        to be read.
+    def parser(
+        self,
+        *,
+        prompt: str,
+        tools: Tools | None,
+        has_tools: bool,
+        make_id: Callable[[], str] = make_call_id,
+    ) -> OutputParser:
+        """For one answer. ``prompt``: as rendered; its end may have opened a section already.
+        ``has_tools``: some are offered. ``tools``: None if their calls are not to be read.
         """
         ending = prompt[-256:].rstrip()
         start = next((state for end, state in self.entries if ending.endswith(end)), None)
@@ -39,6 +46,7 @@ class OutputFormat:
             after_mark=start is not None,
             read=self.read,
             tools=tools,
+            make_id=make_id,
         )
 
 
@@ -105,7 +113,6 @@ def _states(
         in_reasoning = dict.fromkeys(reasoning.closes, "start")
         start |= opens
         if reasoning.is_anywhere:
-            start |= in_reasoning
             in_content |= opens | in_reasoning
         if reasoning.label:
             states["labelled"] = Between("content", {reasoning.label: "reasoning", **opens})

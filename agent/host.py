@@ -175,6 +175,8 @@ class ModelHost:
                     self._use_template(template, embeddings_only=embeddings_only)
                 case Retry(after):
                     log.info("the model is tried again in %g s", after)
+                    if self._retry is not None:
+                        self._retry.cancel()  # of a wish that is out of date
                     self._retry = self._asyncio.call_later(after, self._try_again)
                 case _:
                     assert_never(effect)
@@ -191,8 +193,7 @@ class ModelHost:
 
     def _find_on_thread(self, target: Target, stop: threading.Event) -> None:
         def progress(download: Download | None) -> None:
-            if not stop.is_set():
-                self.hand_over(self._progress, download)
+            self.hand_over(self._progress, download)
 
         def find(reference: ModelReference) -> str | None:
             if isinstance(reference, NoModel):
@@ -249,6 +250,7 @@ class ModelHost:
     def _freed(self) -> None:
         self._running = None
         setup, self._then = self._then, None
+        self._owner.measured(Figures())
         if setup is None:
             self._describe(None, None)
             self._carry_out(self._swap.unloaded())

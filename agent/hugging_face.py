@@ -18,18 +18,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from agent.download import (
-    DownloadError,
-    Patience,
-    Reporter,
-    Source,
-    TransientError,
-    call_on_a_thread,
-    fetch,
-    locked,
-    publish,
-    refusal,
-)
+from agent.cached_files import DownloadError, call_on_a_thread, locked, publish
+from agent.download import Patience, Reporter, Source, TransientError, fetch, refusal
 from common.messages import IssueKind
 
 log = logging.getLogger(__name__)

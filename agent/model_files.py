@@ -18,22 +18,24 @@ from urllib.parse import unquote
 import httpx
 import msgspec
 
+from agent.cached_files import (
+    DownloadError,
+    DownloadStopped,
+    cache_errors,
+    file_sha256,
+    locked,
+    publish,
+    write_record,
+)
 from agent.download import (
     CONNECT_TIMEOUT,
     LOCK_TIMEOUT,
     READ_TIMEOUT,
     RETRY_DELAYS,
-    DownloadError,
-    DownloadStopped,
     Patience,
     Reporter,
     Source,
-    cache_errors,
     fetch,
-    file_sha256,
-    locked,
-    publish,
-    write_record,
 )
 from agent.hugging_face import HuggingFace
 from common.errors import HeadraceError, ModelError

@@ -189,7 +189,6 @@ class OutputParser:
                 self._show(held)
             case Header() as header:  # a part of a mark: not to be shown
                 self._go(header.choose(self._header_mark + held))
-                self._undecided += len(held)
             case _:
                 pass
         if self._undecided:
@@ -282,10 +281,9 @@ class OutputParser:
         self._trims = True
         if isinstance(entered, Header):
             self._header_mark = mark
-        # A mark counts to the section that it opens or closes; else to where it leads to.
+        # A mark counts to the section that it opens or, if it opens none, to the one it closes.
         classes = [state.token_class for state in (entered, left) if isinstance(state, Text)]
-        sections = [each for each in classes if each in SECTIONS]
-        token_class = next(iter([*sections, *classes]), None)
+        token_class = classes[0] if classes else None
         if token_class is TokenClass.TOOL_CALL:
             self._begin_part(mark)
         if token_class is None:

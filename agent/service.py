@@ -22,6 +22,7 @@ from common.errors import ErrorCode, RequestError
 from common.ids import AgentId, RequestId
 from common.messages import (
     PROTOCOL,
+    Application,
     Busy,
     Cancel,
     Conversation,
@@ -74,6 +75,8 @@ class Agent:
         self._figures = Figures()
         self._admission = Admission()
         self._leaves = False
+        self._state_number = 0
+        """Of the newest wish that came over the present link."""
         self._swap = swap
         self._host = ModelHost(models, swap, self, loop_settings)
         self._preparing: dict[RequestId, Future[Work]] = {}
@@ -142,16 +145,21 @@ class Agent:
     def status(self) -> Status:
         self._version += 1
         loop = self._host.loop
+        application = self._swap.application
         return Status(
             version=self._version,
             slots_desired=self._swap.choices.slots or 0,
             slots_total=self._admission.slots,
             slots_processing=self._admission.processing,
             draining=self._admission.draining,
+            leaving=self._leaves,
             swapping=self._swap.is_swapping,
             awaits_turn=self._swap.awaits_turn,
             turn_taken=self._swap.turn_taken,
-            application=self._swap.application,
+            application=application,
+            applied=self._state_number
+            if application is Application.APPLIED and self._swap.follows
+            else 0,
             model_path=self._host.model_path,
             model_names=self._host.model_names,
             output_format=self._host.output_format,
@@ -178,7 +186,8 @@ class Agent:
                 self._prepare(preparer, frame)
             case Cancel(request_id):
                 self._cancel(request_id)
-            case SetState(state):
+            case SetState(number, state):
+                self._state_number = number
                 self._host.want(state)
             case Swap(turn):
                 self._host.turn(turn)
@@ -186,6 +195,7 @@ class Agent:
 
     def lost(self) -> None:
         self._swap.link_lost()
+        self._state_number = 0
         for request_id in tuple(self._wanted):
             self._cancel(request_id)
         self._wanted.clear()

@@ -160,8 +160,13 @@ class ModelSwap:
         return self._phase is _Phase.AWAITING_TURN
 
     @property
+    def follows(self) -> bool:
+        """Does it run what all run?"""
+        return self._pinned is None
+
+    @property
     def application(self) -> Application:
-        if self._stuck:
+        if self._stuck and self._phase is _Phase.AT_REST:
             return Application.STUCK
         if self._failed:
             return Application.RETRYING

@@ -26,9 +26,6 @@ MOST_WORK = 20_000
 MOST_ERRORS = 10
 """Told of one section."""
 
-LONGEST_ERROR = 300
-"""In characters."""
-
 
 class Tools:
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
@@ -64,14 +61,14 @@ class Tools:
         return schema is not None and schema.takes_text(parameter)
 
     def check(self, calls: Sequence[ToolCall]) -> list[str]:
-        """What is wrong with the calls, in few and short words. Arguments that are not JSON are
+        """What is wrong with the calls, in few and short texts. Arguments that are not JSON are
         not looked at.
         """
         work = Work(MOST_WORK)
         errors: list[str] = []
         for call in calls:
             errors += [
-                f"{_short(call.name)}: {complaint}"[:LONGEST_ERROR]
+                f"{_short(call.name)}: {complaint}"
                 for complaint in self._complaints(call, work, at_most=MOST_ERRORS - len(errors))
             ]
             if len(errors) >= MOST_ERRORS:

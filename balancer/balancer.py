@@ -95,6 +95,7 @@ class Balancer:
         self.changes = Changes()
         self.metrics = Metrics(self._gauges)
         self._rollout = Rollout()
+        self._wishes = 0
         self._stored = StoredState(balancer_desired_state=BalancerDesiredState.defaults())
         self.mode_changes = Changes()
         """Of whether tokens are generated at all."""
@@ -204,9 +205,10 @@ class Balancer:
         """From now on, of every agent. It must be in the store already."""
         before = self.desired_state.inference_parameters.enable_embeddings
         self._stored = stored
+        self._wishes += 1
         for agent in self._agents.values():
             self._tell_state(agent)
-        self._give_turns(self._rollout.restart())
+        self._give_turns(self._rollout.restart(self._wishes))
         if before != stored.balancer_desired_state.inference_parameters.enable_embeddings:
             self.mode_changes.notify()
 
@@ -254,7 +256,9 @@ class Balancer:
                 agent_id,
                 awaits_turn=status.awaits_turn,
                 is_swapping=status.swapping,
+                is_leaving=status.leaving,
                 turn_taken=status.turn_taken,
+                applied=status.applied,
             )
         )
         self._carry_out(
@@ -272,7 +276,7 @@ class Balancer:
         state = agent_state(
             self.desired_state, self._stored.agent_overrides, agent.name, agent.labels
         )
-        agent.send(encode(SetState(state)))
+        agent.send(encode(SetState(self._wishes, state)))
 
     def _give_turns(self, turns: Iterable[GiveTurn]) -> None:
         for given in turns:

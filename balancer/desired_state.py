@@ -164,15 +164,9 @@ class BalancerDesiredState(Strict):
     multimodal_projection: DesiredModel
     use_chat_template_override: bool
 
-    @model_validator(mode="after")
-    def _the_template_must_be_there(self) -> "BalancerDesiredState":
-        if self.use_chat_template_override and self.chat_template_override is None:
-            raise ValueError("use_chat_template_override needs a chat_template_override")
-        return self
-
     @property
     def template(self) -> ChatTemplateOverride | None:
-        """In place of the model's own."""
+        """In place of the model's own; None also if one is to be used that is not there."""
         return self.chat_template_override if self.use_chat_template_override else None
 
     @property

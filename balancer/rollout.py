@@ -3,8 +3,9 @@
 An agent that serves and has the next model's files ready asks for its turn; it gets it when nobody
 else is changing. Events in as method calls, effects out. No I/O here.
 
-An agent that is lost while it changes may have been killed by the new model. Then the others keep
-theirs until that agent is back, or the operator says again what is wanted.
+An agent that is lost while it changes may have been killed by the new model. If nobody has shown yet
+that it works, the others keep theirs until somebody does, the lost agent is back, or the operator
+says again what is wanted.
 """
 
 from dataclasses import dataclass
@@ -20,38 +21,57 @@ class GiveTurn:
 
 @dataclass(slots=True)
 class _Agent:
-    awaits_turn: bool
-    is_swapping: bool
+    awaits_turn: bool = False
+    is_swapping: bool = False
+    is_leaving: bool = False
 
 
 class Rollout:
     def __init__(self) -> None:
         self._agents: dict[AgentId, _Agent] = {}
         self._turns = 0
+        self._wish = 0
+        self._works = False
+        """Has somebody applied the newest wish?"""
         self._holder: AgentId | None = None
         """Whose turn, the latest one, is not over."""
         self.halted_by: AgentId | None = None
         """Who was lost while it changed its model."""
 
-    def restart(self) -> list[GiveTurn]:
-        """The operator has said what is wanted."""
+    def restart(self, wish: int) -> list[GiveTurn]:
+        """The operator has said what is wanted, for the ``wish``-th time."""
+        self._wish = wish
+        self._works = False
         self.halted_by = None
         return self._next()
 
     def report(
-        self, agent_id: AgentId, *, awaits_turn: bool, is_swapping: bool, turn_taken: int
+        self,
+        agent_id: AgentId,
+        *,
+        awaits_turn: bool = False,
+        is_swapping: bool = False,
+        is_leaving: bool = False,
+        turn_taken: int = 0,
+        applied: int = 0,
     ) -> list[GiveTurn]:
-        """From an agent, a new one too. ``turn_taken``: the newest of its turns that is over."""
+        """From an agent, a new one too. ``turn_taken``: the newest of its turns that is over;
+        ``applied``: the newest wish that it serves.
+        """
         if agent_id not in self._agents and agent_id == self.halted_by:
             self.halted_by = None
-        self._agents[agent_id] = _Agent(awaits_turn, is_swapping)
+        if applied and applied == self._wish:
+            self._works = True
+            self.halted_by = None
+        self._agents[agent_id] = _Agent(awaits_turn, is_swapping, is_leaving)
         if self._holder == agent_id and turn_taken >= self._turns:
             self._holder = None
         return self._next()
 
     def leave(self, agent_id: AgentId) -> list[GiveTurn]:
         agent = self._agents.pop(agent_id)
-        if self._holder == agent_id or agent.is_swapping:
+        changed = self._holder == agent_id or agent.is_swapping
+        if changed and not agent.is_leaving and not self._works:
             self.halted_by = agent_id
         if self._holder == agent_id:
             self._holder = None
@@ -63,7 +83,7 @@ class Rollout:
         if any(agent.is_swapping for agent in self._agents.values()):
             return []
         for agent_id, agent in self._agents.items():
-            if agent.awaits_turn:
+            if agent.awaits_turn and not agent.is_leaving:
                 self._turns += 1
                 self._holder = agent_id
                 return [GiveTurn(agent_id, self._turns)]

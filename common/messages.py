@@ -589,12 +589,16 @@ class Status(Frame, frozen=True, kw_only=True):
     slots_processing: Count
     draining: bool = False
     """No new requests, please; those that run will be finished."""
+    leaving: bool = False
+    """It was asked to go, and will."""
     swapping: bool = False
     """It will serve again as soon as it has another model, or this one anew."""
     awaits_turn: bool = False
     turn_taken: int = 0
     """The newest turn that is over."""
     application: Application = Application.FRESH
+    applied: int = 0
+    """The number of the state that is served; 0: none, or a model that is not the others'."""
     model_path: str | None = None
     model_names: tuple[str, ...] = ()
     """What clients may call the model by; see ``names``."""
@@ -633,6 +637,8 @@ class Described(Frame, frozen=True):
 
 
 class SetState(Frame, frozen=True):
+    number: int
+    """Of this wish; told back once it is applied."""
     state: AgentDesiredState
 
 

@@ -232,7 +232,7 @@ async def product(model: Path) -> AsyncGenerator[Ask]:
         "--model", str(model),
         "--threads", str(THREADS),
         "--slots", str(SLOTS),
-        "--context", str(CONTEXT),
+        "--context", str(CONTEXT), "--kv-cells", str(SLOTS * CONTEXT),
     ) as up:  # fmt: skip
         async with over_http(Server(up.address, Api.NATIVE)) as send:
             yield send

@@ -140,22 +140,25 @@ async def test_documents_are_embedded_beside_a_stream_and_bad_ones_are_named(
     state = (await client.get("/api/v1/balancer_desired_state")).json()
     enabled = state["inference_parameters"] | {"enable_embeddings": True, "pooling_type": "Mean"}
     changed = state | {"inference_parameters": enabled}
-    await client.put("/api/v1/balancer_desired_state", json=changed)
     contents = {"empty": "", "short": "hello", "long": "word " * 300, "too long": "word " * 2100}
     documents = [{"id": name, "content": content} for name, content in contents.items()]
 
-    try:
-        stream, response = await asyncio.gather(
-            answer(client, "One, two, three,", max_tokens=60),
-            client.post(
+    body = {"raw_prompt": "One, two, three,", "max_tokens": 60, "sampling": GREEDY}
+    async with client.stream("POST", ROUTE, json=body) as running:
+        stream = running.aiter_lines()
+        await anext(stream)
+        await client.put("/api/v1/balancer_desired_state", json=changed)
+        try:
+            response = await client.post(
                 "/api/v1/generate_embedding_batch",
                 json={"input_batch": documents, "normalization_method": "L2"},
-            ),
-        )
-    finally:
-        await client.put("/api/v1/balancer_desired_state", json=state)
+                headers={"user-agent": "test"},  # not the published client, which is told less
+            )
+        finally:
+            await client.put("/api/v1/balancer_desired_state", json=state)
+        rest = [json.loads(line) async for line in stream]
 
-    assert usage(stream)["content_tokens"] == 60
+    assert usage(rest)["content_tokens"] == 60
     lines = [json.loads(line)["Response"]["response"] for line in response.text.splitlines()]
     *told, end = (line["Embedding"] for line in lines)
     vectors = {

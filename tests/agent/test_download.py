@@ -30,23 +30,25 @@ from file_server import (
     too_much,
 )
 
-from agent.download import (
+from agent.cached_files import (
     DownloadError,
     DownloadStopped,
+    cache_errors,
+    call_on_a_thread,
+    locked,
+    on_a_thread,
+    record_path,
+)
+from agent.download import (
     Patience,
     Progress,
     Reporter,
     Source,
     Version,
-    cache_errors,
-    call_on_a_thread,
     content_range,
     fetch,
     goes_on,
     is_downgrade,
-    locked,
-    on_a_thread,
-    record_path,
     version_of,
 )
 from common.messages import Download, IssueKind

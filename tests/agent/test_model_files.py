@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from file_server import FileServer, cut_after, page, stall_after, status
 
-from agent.download import locked
+from agent.cached_files import locked
 from agent.model_files import (
     ModelFileError,
     ModelFiles,

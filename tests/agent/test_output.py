@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from output_samples import (
     CALL,
@@ -30,6 +30,8 @@ from common.messages import (
     ToolCallResult,
     ToolCallsParsed,
 )
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 FORMATS = {family: recognize(template) for family, template in TEMPLATES.items()}
 
@@ -102,6 +104,7 @@ def test_a_sample_is_read_alike_wherever_it_is_cut(sample: Sample):
         assert sum(output.counts.values()) == len(pieces)
 
 
+@PATIENT
 @given(st.data())
 def test_a_sample_is_read_alike_however_often_it_is_cut(data: st.DataObject):
     sample = data.draw(st.sampled_from(SAMPLES))
@@ -115,6 +118,7 @@ def test_a_sample_is_read_alike_however_often_it_is_cut(data: st.DataObject):
     assert sum(output.counts.values()) == len(pieces)
 
 
+@PATIENT
 @given(st.sampled_from(sorted(FORMATS)), st.booleans(), st.data())
 def test_marks_in_any_order_are_read_alike_wherever_they_are_cut(
     family: str, has_tools: bool, data: st.DataObject
@@ -150,6 +154,7 @@ def marks_of(state: State) -> tuple[str, ...]:
 WITHOUT_MARKS = st.text(st.sampled_from("ab\n 雨🦉") | st.characters(exclude_characters='<[{◁`H"t'))
 
 
+@PATIENT
 @given(WITHOUT_MARKS, st.sampled_from(sorted(FORMATS)), st.data())
 def test_text_without_marks_comes_out_unchanged(text: str, family: str, data: st.DataObject):
     text = text.encode("utf-8", "ignore").decode()
@@ -161,6 +166,7 @@ def test_text_without_marks_comes_out_unchanged(text: str, family: str, data: st
     assert shown == ({token_class: text} if text else {})
 
 
+@PATIENT
 @given(st.text(st.sampled_from('<[{|/`"◁ab(=\n')), st.sampled_from(sorted(FORMATS)))
 def test_what_looks_like_a_mark_is_not_held_for_long(text: str, family: str):
     states = FORMATS[family].with_tools.values()
@@ -249,6 +255,12 @@ def test_a_stop_text_ends_the_stream_and_is_not_shown():
     assert output.counts[REASONING] == 3
 
 
+def test_the_beginning_of_a_stop_text_is_shown_at_the_end():
+    shown, _ = read(stream("qwen3", stop=["STOP"]), [b"a ST"])
+
+    assert shown == {CONTENT: "a ST"}
+
+
 def test_a_stop_text_closes_the_section_of_calls():
     output = stream("hermes", stop=["}}"])
 
@@ -290,6 +302,24 @@ def test_tokens_that_are_held_back_count_as_if_the_stream_ended():
     assert (output.counts[CONTENT], output.counts[CALL]) == (1, 2)
 
 
+def test_a_token_counts_to_the_class_of_its_first_character():
+    pieces = [b"<think>", b"</think>", b"\n\n", b"xy", b"<", b"<tool_call>", b"{}"]
+
+    assert counted(stream("qwen3"), pieces) == {REASONING: 2, CONTENT: 3, CALL: 2}
+
+
+def test_what_follows_a_section_counts_to_it_until_there_is_something_to_be_shown():
+    output = stream("qwen3")
+    for piece in (b"<tool_call>", b"{}", b"</tool_call>", b"\n"):
+        output.feed(piece)
+
+    assert output.counts[CALL] == 4
+    output.feed(b"<tool_ca")
+    assert (output.counts[CALL], output.counts[CONTENT]) == (3, 2)
+    output.feed(b"n")
+    assert (output.counts[CALL], output.counts[CONTENT]) == (3, 3)
+
+
 def test_the_parts_of_a_character_count_to_its_class():
     owl = "🦉".encode()
 
@@ -308,8 +338,9 @@ def test_a_header_without_end_is_text():
     assert shown == {CONTENT: "x" * (LONGEST_HEADER + 1)}
 
 
-def test_flushing_twice_tells_nothing_twice():
-    output = stream("hermes")
+@pytest.mark.parametrize("family", ["hermes", "unknown"])
+def test_flushing_twice_tells_nothing_twice(family: str):
+    output = stream(family)
     output.feed(b'<tool_call>{"name": "clock"}')
 
     assert len(output.flush().results) == 1

@@ -3,7 +3,7 @@
 import re
 import tracemalloc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -15,9 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from agent.budget import TILE
 from agent.echo import END, ByteVocabulary, EchoEngine
 from agent.engine import Chunk, Decoded, ImageRun
+from agent.formats import recognize
 from agent.loop import carry_out
+from agent.output import OutputStream
 from agent.prompt import PreparedRequest
 from agent.scheduler import MOST_FAILURES, Effect, Scheduler, Share
+from agent.tools import Tools
 from common.errors import DecodeError, ErrorCode, RequestError
 from common.ids import RequestId, SequenceId, TokenId
 from common.messages import (
@@ -26,9 +29,21 @@ from common.messages import (
     Finished,
     FinishReason,
     Sampling,
+    Segment,
+    TokenClass,
     TokenGenerated,
+    ToolCallsEnded,
+    ToolCallsParsed,
     Usage,
 )
+
+
+class WithControlTokens(ByteVocabulary):
+    """The first bytes stand for control tokens, which are not shown."""
+
+    def piece(self, token: TokenId) -> bytes:
+        return b"" if token in {1, 2, 3} else super().piece(token)
+
 
 R1, R2, R3, R4 = (RequestId(f"r{n}") for n in range(1, 5))
 
@@ -62,13 +77,14 @@ class Running:
         longest_gap: float = 0.25,
         most_cached: int | None = None,
         engine: EchoEngine | None = None,
+        vocabulary: ByteVocabulary | None = None,
         **engine_options: Any,
     ) -> None:
         self.engine = engine or EchoEngine(
             slots=slots, context=context, batch_size=batch_size, **engine_options
         )
         self.scheduler = Scheduler(
-            vocabulary=ByteVocabulary(),
+            vocabulary=vocabulary or ByteVocabulary(),
             capacity=self.engine.capacity,
             longest_gap=longest_gap,
             most_cached=self.engine.capacity.cells if most_cached is None else most_cached,
@@ -95,6 +111,8 @@ class Running:
         salt: str = "",
         ignore_eos: bool = False,
         cache_prompt: bool = True,
+        output: OutputStream | None = None,
+        marks: Mapping[TokenId, bytes] | None = None,
     ) -> None:
         prompt, images = mixed(text)
         sampler = self.engine.sampler(prompt, Sampling(ignore_eos=ignore_eos), None, None)
@@ -105,7 +123,8 @@ class Running:
                     prompt,
                     max_tokens,
                     sampler,
-                    plain_output(stop),
+                    output or plain_output(stop),
+                    marks or {},
                     cache_salt=salt,
                     cache_prompt=cache_prompt,
                     images=images,
@@ -274,6 +293,64 @@ def test_a_refused_token_ends_its_request_only() -> None:
 
     assert running.last(R1) == Failed(R1, ErrorCode.GRAMMAR_REJECTED, "nothing fits")
     assert running.text(R2) == "xy"
+
+
+# What the text says
+
+
+def marked_output() -> OutputStream:
+    form = recognize("{# <think></think> <tool_call></tool_call> #}")
+    tools = Tools([{"type": "function", "function": {"name": "f", "description": ""}}])
+    return OutputStream(form.parser(prompt="", tools=tools, has_tools=True))
+
+
+def test_each_class_of_text_is_told_and_counted_and_so_are_tool_calls() -> None:
+    running = Running(context=200, batch_size=200)
+    written = '<think>hm</think>ok<tool_call>{"name": "f", "arguments": {}}</tool_call>!'
+    running.submit(R1, written, output=marked_output())
+
+    running.run()
+
+    told = [e for e in running.told if isinstance(e, TokenGenerated | Finished)]
+    texts: dict[TokenClass, str] = {}
+    for segment in (segment for event in told for segment in event.segments):
+        texts[segment.token_class] = texts.get(segment.token_class, "") + segment.text
+    assert texts == {
+        TokenClass.REASONING: "hm",
+        TokenClass.CONTENT: "ok!",
+        TokenClass.TOOL_CALL: '{"name": "f", "arguments": {}}',
+    }
+    (ended,) = [event for event in running.told if isinstance(event, ToolCallsEnded)]
+    assert isinstance(ended.result, ToolCallsParsed)
+    last = running.last(R1)
+    assert isinstance(last, Finished)
+    usage = last.usage
+    assert usage.content_tokens == len("ok!")
+    assert running.told.index(ended) < len(running.told) - 1, "not only at the end"
+    assert usage.reasoning_tokens == len("<think>hm</think>")
+    counts = usage.content_tokens + usage.reasoning_tokens + usage.tool_call_tokens
+    assert counts == len(written)
+
+
+def test_a_call_that_is_open_at_the_end_is_told_before_the_end() -> None:
+    running = Running(context=200, batch_size=200)
+    running.submit(R1, '<tool_call>{"name": "f"', output=marked_output())
+
+    running.run()
+
+    assert [type(event) for event in running.told[-2:]] == [ToolCallsEnded, Finished]
+
+
+def test_control_tokens_are_hidden_but_for_the_marks_of_the_format() -> None:
+    running = Running(context=200, batch_size=200, vocabulary=WithControlTokens())
+    marks = {TokenId(1): b"<think>", TokenId(3): b"never written"}
+    running.submit(R1, "\x01a\x02b</think>c", output=marked_output(), marks=marks)
+
+    running.run()
+
+    segments = [s for e in running.told if isinstance(e, TokenGenerated) for s in e.segments]
+    reasoning = "".join(s.text for s in segments if s.token_class is TokenClass.REASONING)
+    assert (reasoning, segments[-1]) == ("ab", Segment(TokenClass.CONTENT, "c"))
 
 
 # Cancelling

@@ -188,8 +188,8 @@ HELD = LocalModel("/models/held.gguf")
 OTHER = LocalModel("/models/other.gguf")
 
 
-def wanted(model: ModelReference = HELD, **more: Any) -> SetState:
-    return SetState(AgentDesiredState(model=model, **more))
+def wanted(model: ModelReference = HELD, *, number: int = 1, **more: Any) -> SetState:
+    return SetState(number, AgentDesiredState(model=model, **more))
 
 
 class PlayedModels:
@@ -198,6 +198,8 @@ class PlayedModels:
     def __init__(self, **engines: Engine | ModelError) -> None:
         self.engines: dict[str, Engine | ModelError] = dict(engines)
         self.loads: list[str] = []
+        self.fetches = False
+        """True: what is looked for comes slowly, and never."""
 
     def find(
         self,
@@ -208,6 +210,10 @@ class PlayedModels:
         stop: threading.Event,
     ) -> str:
         assert isinstance(reference, LocalModel)
+        if self.fetches:
+            progress(Download("slow.gguf", 1, 2))
+            stop.wait()
+            progress(Download("slow.gguf", 2, 2))
         if reference.path not in self.engines:
             issue = AgentIssue(
                 IssueKind.MODEL_FILE_DOES_NOT_EXIST, reference.path, "it is not here"
@@ -452,7 +458,7 @@ async def test_a_draining_agent_finishes_what_runs_and_takes_nothing_new(
     await link.status(lambda status: status.slots_processing == 1)
 
     draining = asyncio.create_task(running.agent.drain(timeout=10))
-    await link.status(lambda status: status.draining)
+    assert (await link.status(lambda status: status.draining)).leaving
     await link.send(ask(R2))
     assert await link.event() == Busy(R2)
     engine.open()
@@ -541,9 +547,9 @@ async def test_a_model_is_swapped_in_turn_when_nothing_runs(
     await link.send(ask(R1, "abc"))
     await link.status(lambda status: status.slots_processing == 1)
 
-    await link.send(wanted(OTHER))
+    await link.send(wanted(OTHER, number=2))
     status = await link.status(lambda status: status.awaits_turn)
-    assert (status.draining, status.model_path) == (False, HELD.path)
+    assert (status.draining, status.model_path, status.applied) == (False, HELD.path, 0)
     await link.send(Swap(7), ask(R2))
     assert await link.event() == Busy(R2)
     status = await link.status(lambda status: status.swapping)
@@ -554,6 +560,7 @@ async def test_a_model_is_swapped_in_turn_when_nothing_runs(
 
     assert (status.slots_total, status.draining, status.swapping) == (3, False, False)
     assert (status.model_path, status.application) == (OTHER.path, Application.APPLIED)
+    assert status.applied == 2
     await link.send(ask(R3, "xyz"))
     assert (await link.outcome(R3))[0] == "xyz"
     assert models.loads == [HELD.path, OTHER.path]
@@ -596,6 +603,22 @@ async def test_a_file_that_is_missing_is_told_while_the_old_model_serves(
     status = await link.status(lambda status: status.application is Application.STUCK)
     assert [issue.kind for issue in status.issues] == [IssueKind.MODEL_FILE_DOES_NOT_EXIST]
     assert status.slots_total == 2
+
+
+async def test_a_newer_wish_ends_a_download_and_hides_it(
+    balancer: PlayedBalancer, running: RunningAgent, models: PlayedModels
+) -> None:
+    models.fetches = True
+    link = await balancer.link()
+    await link.send(wanted(LocalModel("/models/slow.gguf")))
+    status = await link.status(lambda status: status.download is not None)
+    assert status.download == Download("slow.gguf", 1, 2)
+
+    models.fetches = False
+    await link.send(wanted())
+
+    status = await link.status(lambda status: status.slots_total > 0)
+    assert (status.download, status.issues) == (None, ())
 
 
 async def test_no_model_may_be_wanted(balancer: PlayedBalancer, running: RunningAgent) -> None:
@@ -743,8 +766,12 @@ async def test_an_error_is_told_with_its_figures(
 
 
 async def test_a_projector_that_cannot_be_loaded_leaves_the_old_model_serving_and_says_why(
-    balancer: PlayedBalancer, running: RunningAgent, models: PlayedModels
+    balancer: PlayedBalancer,
+    running: RunningAgent,
+    models: PlayedModels,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("agent.swap.PAUSE_IN_TURN", 0.0)
     link = await balancer.link()
     await link.ready()
     models.engines[OTHER.path] = ProjectorError("it is for another model")
@@ -754,11 +781,11 @@ async def test_a_projector_that_cannot_be_loaded_leaves_the_old_model_serving_an
     await link.status(lambda status: status.awaits_turn)
     await link.send(Swap(1))
 
-    status = await link.status(lambda status: status.application is Application.STUCK)
+    status = await link.status(lambda status: status.turn_taken == 1)
     (issue,) = status.issues
     assert issue.kind is IssueKind.MULTIMODAL_PROJECTION_CANNOT_BE_LOADED
     assert (issue.model_path, issue.detail) == ("/p.gguf", "it is for another model")
-    status = await link.status(lambda status: status.slots_total > 0)
+    assert (status.application, status.slots_total) == (Application.STUCK, 2)
     assert status.model_path == HELD.path
 
 

@@ -190,11 +190,32 @@ def test_a_model_that_cannot_be_loaded_leaves_the_old_one(swap: ModelSwap) -> No
 
     assert swap.not_loaded(BROKEN) == [Load(setup(A))]
     assert swap.is_swapping
+    assert swap.application is Application.RETRYING  # nobody should think that it is over
     assert swap.loaded() == []
 
     assert (swap.is_swapping, swap.turn_taken) == (False, 1)
     assert (swap.application, swap.issues) == (Application.STUCK, (BROKEN,))
     assert swap.want(state(B)) == [Find(target(B))]  # said again: tried again
+
+
+def test_what_is_not_wanted_any_more_is_not_tried_again(swap: ModelSwap) -> None:
+    serve(swap)
+    get_turn(swap)
+    swap.want(state(LocalModel("/c.gguf")))
+
+    assert swap.not_loaded(BROKEN) == [Load(setup(A))]
+    assert swap.loaded() == [Find(target(LocalModel("/c.gguf")))]
+    assert swap.issues == ()
+
+
+def test_a_newer_wish_in_the_pause_brings_the_old_model_back_first(swap: ModelSwap) -> None:
+    serve(swap)
+    get_turn(swap)
+    swap.not_loaded(BROKEN)
+
+    assert swap.want(state(LocalModel("/c.gguf"))) == []
+    assert swap.is_swapping
+    assert swap.retry() == [Load(setup(A))]
 
 
 def test_memory_that_was_short_for_a_moment_does_no_harm(swap: ModelSwap) -> None:

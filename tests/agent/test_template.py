@@ -57,3 +57,29 @@ def test_a_template_that_breaks_out_or_breaks_is_an_error_of_its_request(source:
 def test_a_template_that_does_not_compile_says_so() -> None:
     with pytest.raises(RequestError, match="chat template"):
         ChatTemplate("{% for %}", TEXTS)
+
+
+def test_a_template_may_tell_the_time() -> None:
+    template = ChatTemplate("{{ strftime_now('%Y') }}", TEXTS, strftime=lambda form: f"<{form}>")
+
+    assert template.render(Conversation((ChatMessage("user", "Hi"),))) == "<%Y>"
+    assert len(render("{{ strftime_now('%Y-%m-%d') }}")) == len("2026-01-31")
+
+
+def test_what_is_marked_for_training_is_rendered_as_it_stands() -> None:
+    assert render("a{% generation %}{{ messages[0].role }}{% endgeneration %}b") == "auserb"
+
+
+def test_json_is_written_as_a_template_asks() -> None:
+    value = "{'b': 'é', 'a': 1}"
+
+    assert render(f"{{{{ {value} | tojson }}}}") == '{"b": "é", "a": 1}'
+    assert render(f"{{{{ {value} | tojson(ensure_ascii=True) }}}}") == '{"b": "\\u00e9", "a": 1}'
+    compact = "tojson(separators=(',', ':'), sort_keys=true)"
+    assert render(f"{{{{ {value} | {compact} }}}}") == '{"a":1,"b":"é"}'
+
+
+def test_without_tools_there_is_no_such_variable() -> None:
+    source = "{% if tools is defined %}no{% endif %}{% for tool in tools %}no{% endfor %}yes"
+
+    assert render(source) == "yes"

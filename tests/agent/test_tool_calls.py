@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.literals import DEEPEST
@@ -25,6 +25,8 @@ from agent.tool_calls import (
 )
 from agent.tools import Tools
 from common.messages import ToolCall
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TOOLS = Tools(
     [
@@ -208,6 +210,15 @@ def test_numbered_names_are_those_of_the_tools():
     assert names == ["note", "a:b"]
 
 
+def test_a_tool_may_have_such_a_name_itself():
+    places = Places(name="[N]", arguments="[A]")
+    tools = Tools([{"function": {"name": "functions.note:3"}}])
+
+    assert [call.name for call in places([Part("[N]", "functions.note:3")], tools)] == [
+        "functions.note:3"
+    ]
+
+
 PIECES = st.sampled_from(
     ['{"name"', ": ", '"note"', "}", "{", "[", "]", ",", '"', "'", "\\", "note", "(", ")", "text", "=",
      "<function=", "note>", "<parameter=", "</parameter>", "</function>", "<arg_key>", "</arg_key>",
@@ -215,6 +226,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
+@PATIENT
 @given(
     st.sampled_from([read_json, read_blocks, read_python, read_gemma, read_llama, read_harmony]),
     st.lists(PIECES).map("".join),
@@ -240,6 +252,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+@PATIENT
 @given(st.dictionaries(st.text(), JSON))
 def test_arguments_come_out_as_they_went_in(arguments: dict[str, Any]):
     (call,) = read(read_json, json.dumps({"name": "note", "arguments": arguments}))

@@ -86,9 +86,11 @@ def test_the_template_override_may_be_absent() -> None:
     assert state["chat_template_override"] is None
 
 
-def test_a_template_that_is_to_be_used_must_be_there() -> None:
-    with pytest.raises(ValidationError, match="needs a chat_template_override"):
-        round_trip({**STATE, "chat_template_override": None})
+def test_a_template_that_is_to_be_used_and_is_not_there_is_the_models_own() -> None:
+    state = BalancerDesiredState.model_validate({**STATE, "chat_template_override": None})
+
+    assert state.use_chat_template_override
+    assert state.applicable.chat_template_override is None
 
 
 @pytest.mark.parametrize(

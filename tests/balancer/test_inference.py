@@ -607,6 +607,20 @@ async def test_a_batch_is_split_over_the_agents_at_once(
     assert told == ["two", "one", "one", None]
 
 
+async def test_a_large_batch_leaves_slots_to_others(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    """As many chunks at once as there are agents, whatever their slots."""
+    enable_embeddings(balancer, embedding_batch_size=1)
+    agent = play(slots=4)
+    async with client.stream("POST", EMBEDDINGS, json=documents(*"abc")) as response:
+        for _ in range(3):
+            asked = await agent.asked_to_embed()
+            assert agent.frames.empty()
+            agent.finish(asked.request_id)
+        assert [line async for line in response.aiter_lines()]
+
+
 async def test_the_python_client_learns_of_long_documents_at_the_end(
     client: httpx.AsyncClient, balancer: Balancer, play: Play
 ) -> None:

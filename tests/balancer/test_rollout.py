@@ -10,9 +10,18 @@ def says(
     *,
     awaits: bool = False,
     swapping: bool = False,
+    leaving: bool = False,
     taken: int = 0,
+    applied: int = 0,
 ) -> list[GiveTurn]:
-    return rollout.report(agent_id, awaits_turn=awaits, is_swapping=swapping, turn_taken=taken)
+    return rollout.report(
+        agent_id,
+        awaits_turn=awaits,
+        is_swapping=swapping,
+        is_leaving=leaving,
+        turn_taken=taken,
+        applied=applied,
+    )
 
 
 def test_agents_change_one_after_another() -> None:
@@ -69,7 +78,7 @@ def test_a_model_that_kills_an_agent_does_not_get_the_others_too() -> None:
     assert rollout.halted_by == A
     assert says(rollout, B, awaits=True) == []
     assert says(rollout, C, awaits=True) == []
-    assert rollout.restart() == [GiveTurn(B, 2)]
+    assert rollout.restart(2) == [GiveTurn(B, 2)]
     assert rollout.halted_by is None
 
 
@@ -81,3 +90,51 @@ def test_an_agent_that_comes_back_was_not_killed() -> None:
 
     assert says(rollout, A, swapping=True) == []
     assert says(rollout, A) == [GiveTurn(B, 2)]
+
+
+def test_a_model_that_works_elsewhere_did_not_kill_the_lost_agent() -> None:
+    rollout = Rollout()
+    rollout.restart(1)
+    says(rollout, A, awaits=True)
+    says(rollout, B, awaits=True)
+    assert says(rollout, A, taken=1, applied=1) == [GiveTurn(B, 2)]
+    says(rollout, C, awaits=True)
+
+    assert rollout.leave(B) == [GiveTurn(C, 3)]
+    assert rollout.halted_by is None
+
+
+def test_a_lost_agents_heir_shows_that_the_model_works() -> None:
+    rollout = Rollout()
+    rollout.restart(1)
+    says(rollout, A, awaits=True)
+    says(rollout, B, awaits=True)
+    rollout.leave(A)
+    assert says(rollout, C) == []  # still loading
+
+    assert says(rollout, C, applied=1) == [GiveTurn(B, 2)]
+
+
+def test_what_was_applied_before_says_nothing_of_a_newer_wish() -> None:
+    rollout = Rollout()
+    rollout.restart(1)
+    says(rollout, A, applied=1)
+    says(rollout, B, applied=1)
+    rollout.restart(2)
+    says(rollout, A, awaits=True, applied=1)
+    says(rollout, B, awaits=True, applied=1)
+
+    rollout.leave(A)
+
+    assert rollout.halted_by == A
+
+
+def test_an_agent_that_was_asked_to_go_holds_nobody_up() -> None:
+    rollout = Rollout()
+    says(rollout, A, awaits=True)
+    says(rollout, B, awaits=True)
+    says(rollout, A, awaits=True, leaving=True)
+
+    assert rollout.leave(A) == [GiveTurn(B, 2)]
+    assert says(rollout, C, awaits=True, leaving=True) == []
+    assert says(rollout, B, taken=2) == []

@@ -64,13 +64,14 @@ TO_AGENT = [
     ),
     m.Cancel(R),
     m.SetState(
+        7,
         m.AgentDesiredState(
             model=m.HuggingFaceModel("owner/repo", "a.gguf", "main"),
             multimodal_projection=m.UrlModel("https://host/b.gguf", "ab" * 32),
             chat_template="{{ x }}",
             choices=m.EngineChoices(context_size=0, k_cache_dtype=m.CacheType.Q8_0),
             overrides=m.EngineChoices(tensor_split=(1.0, 2.0)),
-        )
+        ),
     ),
     m.Swap(3),
 ]

@@ -354,6 +354,7 @@ SAMPLES = [
     ),
     Sample("gemma 4", "<|tool_call>call:weather{ci", {CALL: "call:weather{ci"}, ["ToolCallsUnreadable"]),
     Sample("gemma 4", f"<|channel><|channel>thought\n<channel|>{SAID}", _content(SAID)),
+    Sample("gemma 4", f"<channel|>{SAID}", _content(SAID)),
     Sample("gemma 4", f"<|channel>{SAID}", _content(SAID)),
     # gpt-oss
     Sample(

@@ -67,7 +67,7 @@ class PlayedAgent:
 
     def _take(self, data: bytes) -> None:
         match decode_to_agent(data):
-            case SetState(state):
+            case SetState(state=state):
                 self.states.append(state)
             case Swap(turn):
                 self.turns.append(turn)

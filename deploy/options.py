@@ -1,0 +1,252 @@
+"""The options of the commands: what they are called, what they mean, and which values are refused.
+
+Everything here raises ``typer.BadParameter``, which names the option.
+"""
+
+import ipaddress
+import math
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from agent.engine import KvLayout
+from agent.model_files import check_model as check_file
+from balancer.desired_state import LocalModel, referred
+from balancer.state_store import StateError, open_store
+from common.errors import ModelError
+from common.messages import LONGEST_NAME, CacheType, EngineChoices, FlashAttention
+from deploy.bench import Api
+from deploy.model import parse_model
+from deploy.settings import AgentSettings, EngineKind
+
+AS_DESIRED = "Default: as the desired state says."
+MODEL_HELP = "A GGUF file: its path, or its address (https://huggingface.co/... or any other)."
+
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", help="What overrides may call this agent by; may be repeated."),
+]
+GpuLayers = Annotated[
+    int | None,
+    typer.Option("--n-gpu-layers", min=-1, help="Layers on GPUs; -1: all. " + AS_DESIRED),
+]
+MainGpu = Annotated[int | None, typer.Option("--main-gpu", min=0, max=255, help=AS_DESIRED)]
+TensorSplit = Annotated[
+    str | None,
+    typer.Option("--tensor-split", help="The part of each GPU: 3,1. " + AS_DESIRED),
+]
+Flash = Annotated[FlashAttention | None, typer.Option("--flash-attention", help=AS_DESIRED)]
+KeyType = Annotated[CacheType | None, typer.Option("--k-cache-dtype", help=AS_DESIRED)]
+ValueType = Annotated[CacheType | None, typer.Option("--v-cache-dtype", help=AS_DESIRED)]
+Slots = Annotated[
+    int, typer.Option("--slots", min=1, max=256, help="Requests that one agent runs at once.")
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        min=16,
+        help="Tokens of one request at most, prompt and answer, and never more than the model was "
+        "trained for. " + AS_DESIRED,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, max=1024, help="Threads of one agent. Default: cores - 1."),
+]
+Engine = Annotated[
+    EngineKind,
+    typer.Option("--engine", help="'echo' needs no model: it says the prompt back."),
+]
+
+Layout = Annotated[
+    KvLayout,
+    typer.Option(
+        "--kv-layout",
+        help="'unified': all sequences share all KV cells and equal beginnings without a copy; "
+        "'separate': each has its own, and memory is needed for all of them.",
+    ),
+]
+Cells = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-cells",
+        min=16,
+        help="Tokens that all requests of one agent hold together (unified layout). When they run "
+        "short the youngest wait. Default: as many as one request can have.",
+    ),
+]
+CacheTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--cache-tokens",
+        min=0,
+        help="Tokens of finished requests that are kept for prompts that begin alike. "
+        "Default: as many as the context.",
+    ),
+]
+LongestGap = Annotated[
+    float,
+    typer.Option(
+        "--longest-gap",
+        min=0.01,
+        max=60,
+        help="Seconds between two tokens of a stream while prompts are read, if it can be had.",
+    ),
+]
+
+
+def parse_api(name: str) -> Api | None:
+    """None: find out."""
+    try:
+        return None if name == "auto" else Api(name)
+    except ValueError as error:
+        raise typer.BadParameter(f"{name!r} is none of auto, {', '.join(Api)}") from error
+
+
+def finite(value: float | None) -> float | None:
+    """Typer's bounds let ``nan`` through."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number to measure with")
+    return value
+
+
+def agent_settings(
+    balancer: str,
+    *,
+    name: str,
+    labels: tuple[str, ...] = (),
+    pinned: str | None = None,
+    choices: EngineChoices,
+    kv_layout: KvLayout,
+    kv_cells: int | None,
+    cache_tokens: int | None,
+    longest_gap: float,
+    engine: EngineKind,
+) -> AgentSettings:
+    if kv_cells is not None and kv_layout is not KvLayout.UNIFIED:
+        raise typer.BadParameter(
+            "the separate layout has its own number of cells", param_hint="'--kv-cells'"
+        )
+    return AgentSettings(
+        balancer=balancer,
+        name=name,
+        labels=labels,
+        engine=engine,
+        choices=choices,
+        pinned=None if pinned is None else referred(parse_model(pinned)),
+        kv_layout=kv_layout,
+        kv_cells=kv_cells,
+        cache_tokens=cache_tokens,
+        longest_gap=longest_gap,
+    )
+
+
+def engine_choices(
+    *,
+    slots: int,
+    context: int | None,
+    threads: int | None,
+    n_gpu_layers: int | None,
+    main_gpu: int | None,
+    tensor_split: str | None,
+    flash_attention: FlashAttention | None,
+    k_cache_dtype: CacheType | None,
+    v_cache_dtype: CacheType | None,
+) -> EngineChoices:
+    return EngineChoices(
+        slots=slots,
+        context_size=context,
+        threads=threads,
+        n_gpu_layers=n_gpu_layers,
+        main_gpu=main_gpu,
+        tensor_split=None if tensor_split is None else parse_split(tensor_split),
+        flash_attention=flash_attention,
+        k_cache_dtype=k_cache_dtype,
+        v_cache_dtype=v_cache_dtype,
+    )
+
+
+def parse_split(text: str) -> tuple[float, ...]:
+    try:
+        parts = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        parts = ()
+    if not parts or not all(math.isfinite(part) and part >= 0 for part in parts) or not any(parts):
+        raise typer.BadParameter(
+            f"{text!r} is not a part for each GPU, such as 3,1", param_hint="'--tensor-split'"
+        )
+    return parts
+
+
+def check_model(text: str) -> str:
+    """Is it a model's address, or a file that looks like a model?"""
+    try:
+        model = parse_model(text)
+        if isinstance(model, LocalModel):
+            check_file(Path(model.path))
+    except ModelError as error:
+        raise typer.BadParameter(str(error), param_hint="'--model'") from error
+    return text if "://" in text else str(Path(text).resolve())
+
+
+def check_state(url: str) -> None:
+    try:
+        open_store(url).load()
+    except StateError as error:
+        raise typer.BadParameter(str(error), param_hint="'--state'") from error
+
+
+def check_origin(origin: str) -> str:
+    parts = urlsplit(origin)
+    if parts.scheme not in {"http", "https"} or origin != f"{parts.scheme}://{parts.netloc}":
+        raise typer.BadParameter(
+            f"{origin!r} is not like https://chat.example", param_hint="'--allow-origin'"
+        )
+    return origin
+
+
+def check_name(name: str, option: str) -> str:
+    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+        raise typer.BadParameter(
+            f"at most {LONGEST_NAME} printable characters", param_hint=f"'{option}'"
+        )
+    return name
+
+
+def check_balancer(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in {"ws", "wss"} and parts.port != 0 and not parts.fragment
+        host = (parts.hostname or "").encode("idna")
+    except ValueError:
+        good, host = False, b""
+    if not (good and host):
+        raise typer.BadParameter(f"{url!r} is not ws://HOST:PORT", param_hint="'--balancer'")
+
+
+def check_address(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in {"http", "https"} and parts.port != 0
+        good = good and not (parts.query or parts.fragment)
+        host = (parts.hostname or "").encode("idna")
+    except ValueError:
+        good, host = False, b""
+    if not (good and host):
+        raise typer.BadParameter(f"{url!r} is not http://HOST:PORT", param_hint="'ADDRESS'")
+
+
+def check_host(host: str, *, insecure: bool) -> None:
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError as error:
+        raise typer.BadParameter(f"{host!r} is no IP address", param_hint="'--host'") from error
+    if not (address.is_loopback or insecure):
+        raise typer.BadParameter(
+            f"whoever reaches {host} could use the models, since there are no keys yet; "
+            "say --insecure if that is meant",
+            param_hint="'--host'",
+        )
