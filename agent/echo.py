@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agent.embedding import Vectors, pool
-from agent.engine import Capacity, Chunk, Decoded, Sampler
+from agent.engine import Capacity, Chunk, Decoded, Sampler, Vision
 from common.errors import DecodeError, ErrorCode, RequestError
 from common.ids import SequenceId, TokenId
 from common.messages import Constraint, Pooling, Sampling
@@ -86,8 +86,9 @@ class EchoSampler:
     said: list[TokenId] = field(default_factory=list[TokenId])
 
     def sample(self) -> TokenId:
-        if len(self.said) < len(self.prompt) or self.repeats:
-            token = self.prompt[len(self.said) % len(self.prompt)]
+        words = [token for token in self.prompt if token >= 0]  # images cannot be said
+        if words and (len(self.said) < len(words) or self.repeats):
+            token = words[len(self.said) % len(words)]
             self.said.append(token)
             return token
         return END
@@ -112,6 +113,7 @@ class EchoEngine:
         shares_part: bool = True,
     ) -> None:
         self.vocabulary = ByteVocabulary()
+        self.vision: Vision | None = None
         self.embedder = EchoEmbedder()
         self.chat_template: str | None = CHAT_TEMPLATE
         self.metadata: Mapping[str, str] = {"general.architecture": "echo"}
@@ -165,7 +167,17 @@ class EchoEngine:
     def decode(self, chunks: Sequence[Chunk], /) -> Decoded:
         assert chunks, "an empty pass"
         fed = sum(len(chunk.tokens) for chunk in chunks)
-        assert fed <= self.capacity.batch_size
+        if (run := chunks[0].image) is not None:
+            assert len(chunks) == 1, "an image goes alone"
+            position = chunks[0].position
+            if run.divisible:
+                assert run.start <= position < position + fed <= run.end
+                assert fed <= self.capacity.batch_size
+            else:
+                assert (position, fed) == (run.start, run.length), "an image goes whole"
+        else:
+            assert fed <= self.capacity.batch_size
+            assert all(token >= 0 for chunk in chunks for token in chunk.tokens), "of an image"
         if self.used + fed > self.capacity.cells:
             raise DecodeError("no room in the KV cache")
         tokens: dict[SequenceId, TokenId] = {}

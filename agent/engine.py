@@ -1,7 +1,7 @@
 """What the decode loop needs from a model. ``agent.llama`` is the real one, ``agent.echo`` needs none."""
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -9,6 +9,30 @@ from agent.embedding import Embedder
 from common.errors import RequestError
 from common.ids import SequenceId, TokenId
 from common.messages import Constraint, Logprobs, Sampling
+
+
+class Encoding(Protocol):
+    """What a piece of an image has become for the model, in place of tokens of text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRun:
+    """Consecutive tokens of a prompt that stand for a piece of an image.
+
+    They are negative, and the same only for the same piece of the same image. They are fed with
+    nothing else, and all at once unless they are divisible.
+    """
+
+    start: int
+    """In the prompt."""
+    length: int
+    encoding: Encoding
+    divisible: bool = False
+    """False: they attend to each other, also to those behind them."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
 
 
 class Chunk(NamedTuple):
@@ -20,6 +44,8 @@ class Chunk(NamedTuple):
     tokens: Sequence[TokenId]
     wants_token: bool
     """True: sample the token that follows the last one."""
+    image: ImageRun | None = None
+    """What the tokens stand for, or are a part of; then the chunk is alone in its pass."""
 
 
 class KvLayout(enum.StrEnum):
@@ -73,6 +99,52 @@ class Vocabulary(Protocol):
         ...
 
 
+class Picture(Protocol):
+    """An image of which only the size is known until its pixels are needed."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height, in pixels."""
+        ...
+
+    def pixels(self) -> bytes:
+        """Rows from the top, three bytes each: red, green, blue. Raises ``RequestError``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPrompt:
+    """A prompt of text and images."""
+
+    tokens: list[TokenId]
+    images: tuple[ImageRun, ...] = ()
+    """In their order."""
+
+
+class Vision(Protocol):
+    """Images to tokens. Safe to use from any thread."""
+
+    @property
+    def longest_run(self) -> int:
+        """Tokens in one piece of an image at most."""
+        ...
+
+    def read(
+        self,
+        texts: Sequence[str],
+        pictures: Sequence[Picture],
+        *,
+        proceed: Callable[[int], None],
+    ) -> MixedPrompt:
+        """``texts``: what stands before, between and behind the images: one more than these.
+        ``proceed``: called with the number of the prompt's tokens before each image, which may take
+        long; it raises what ends the reading.
+
+        Raises ``RequestError`` for an image that cannot be read or has too many tokens.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What a loaded model can hold. Every limit that the scheduler keeps comes from here."""
@@ -86,7 +158,7 @@ class Capacity:
     cells: int
     """Tokens that all sequences together can hold; at least ``context``."""
     batch_size: int
-    """Tokens that one ``decode`` takes at most; at least ``sequences``."""
+    """Tokens of text that one ``decode`` takes at most; at least ``sequences``."""
     shares_cells: bool = True
     """False: what one sequence takes over from another is copied and counts twice."""
     shares_part: bool = True
@@ -111,12 +183,17 @@ class Decoded:
 
 
 class Engine(Protocol):
-    """A loaded model. One thread owns it; only ``vocabulary``, ``capacity``, ``sampler`` and what
-    ``embedder`` says of itself may be used from others.
+    """A loaded model. One thread owns it; only ``vocabulary``, ``vision``, ``capacity``, ``sampler``
+    and what ``embedder`` says of itself may be used from others.
     """
 
     @property
     def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def vision(self) -> Vision | None:
+        """None: the model knows nothing of images."""
+        ...
 
     @property
     def embedder(self) -> Embedder:
@@ -144,7 +221,10 @@ class Engine(Protocol):
         logprobs: int | None,
         /,
     ) -> Sampler:
-        """For one request. Raises ``RequestError`` if it cannot be done as asked."""
+        """For one request, whose prompt may have tokens that stand for images.
+
+        Raises ``RequestError`` if it cannot be done as asked.
+        """
         ...
 
     def start(self, sequence_id: SequenceId, sampler: Sampler, /) -> None:

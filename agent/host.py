@@ -31,7 +31,7 @@ from agent.swap import (
     UseTemplate,
 )
 from agent.template import ChatTemplate
-from common.errors import ModelError, RequestError
+from common.errors import ModelError, ProjectorError, RequestError
 from common.messages import (
     AgentDesiredState,
     AgentIssue,
@@ -210,7 +210,9 @@ class ModelHost:
         except ModelFileError as error:
             self.hand_over(self._not_found, target, error.issue, error.is_final)
         except ModelError as error:
-            issue = AgentIssue(IssueKind.MODEL_CANNOT_BE_LOADED, _named(target.model), str(error))
+            issue = _load_issue(
+                error, model=_named(target.model), projection=_named(target.projection)
+            )
             self.hand_over(self._not_found, target, issue, True)
         except RequestError as error:
             self.hand_over(self._not_found, target, _template_issue(target, error), True)
@@ -283,8 +285,10 @@ class ModelHost:
             log.warning("the model was not loaded", exc_info=error)
             self._running = None
             self._describe(None, None)
-            path = running.setup.model_path
-            issue = AgentIssue(IssueKind.MODEL_CANNOT_BE_LOADED, path, str(error))
+            setup = running.setup
+            issue = _load_issue(
+                error, model=setup.model_path, projection=setup.projection_path or ""
+            )
             self._carry_out(self._swap.not_loaded(issue))
         elif error is not None:
             self.preparer = None
@@ -344,6 +348,13 @@ class _Running:
 
 def _named(reference: ModelReference) -> str:
     return "" if isinstance(reference, NoModel) else describe(reference)
+
+
+def _load_issue(error: ModelError, *, model: str, projection: str) -> AgentIssue:
+    if isinstance(error, ProjectorError):
+        kind = IssueKind.MULTIMODAL_PROJECTION_CANNOT_BE_LOADED
+        return AgentIssue(kind, projection, str(error))
+    return AgentIssue(IssueKind.MODEL_CANNOT_BE_LOADED, model, str(error))
 
 
 def _template_issue(target: Target, error: RequestError) -> AgentIssue:

@@ -4,7 +4,7 @@ Puts together the sequence IDs, the account of cells and the index of prefixes, 
 say the same. Nothing is decided here about requests: that is ``agent.scheduler``'s.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.cells import Cells
@@ -53,7 +53,12 @@ class KvCache:
         self._index.insert(sequence_id, tokens, salt=salt)
 
     def find(
-        self, tokens: Sequence[TokenId], fed: Mapping[SequenceId, int], *, salt: str
+        self,
+        tokens: Sequence[TokenId],
+        fed: Mapping[SequenceId, int],
+        *,
+        salt: str,
+        whole: Callable[[int], int],
     ) -> Prefix | None:
         """The longest prefix of the prompt that is here. The last token is never part of it:
         it must be fed, so that there is something to sample from.
@@ -61,13 +66,13 @@ class KvCache:
         ``fed``: how many tokens each running sequence holds.
         """
         length, holders = self._index.match(tokens, salt=salt)
-        expected = min(length, len(tokens) - 1)
+        expected = whole(min(length, len(tokens) - 1))
         best: Prefix | None = None
         for holder in holders:
             held = self._pool.cached_length(holder)
             if not self._shares_part and held != expected:
                 continue  # it can be had whole only, and only while it does not grow
-            ready = min(fed[holder] if held is None else held, expected)
+            ready = whole(min(fed[holder] if held is None else held, expected))
             if best is None or ready > best.ready:
                 best = Prefix(holder, ready, expected)
         return best

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from agent.engine import Capacity, Chunk, Decoded, KvLayout, Sampler, SamplerPlace
+from agent.engine import Capacity, Chunk, Decoded, ImageRun, KvLayout, Sampler, SamplerPlace
 from agent.llama_candidates import Row
 from agent.llama_embedder import LlamaEmbedder
 from agent.llama_library import LlamaVocabulary, because, forget_messages, lib, start_library
 from agent.llama_sampler import LlamaSampler, LlamaSamplers
+from agent.llama_vision import LlamaEncoding, LlamaVision
 from common.errors import DecodeError, ModelError, RequestError
 from common.ids import SequenceId, TokenId
 from common.messages import CacheType, Constraint, FlashAttention, Logprobs, Sampling
@@ -32,6 +34,9 @@ BATCH_SIZE = 512
 
 EMBEDDING_BATCH_SIZE = 2048
 """Tokens in one ``embed`` at most, and in one document; that of the published wire format."""
+
+IMAGE_BATCH_SIZE = 2048
+"""Tokens in a piece of an image at most; that of the published wire format."""
 
 ALL_LAYERS = 2**31 - 1
 
@@ -103,29 +108,46 @@ class _Batch:
         start, step = ctypes.addressof(self.sequences), ctypes.sizeof(ctypes.c_int32)
         rows = (row * size)(*(ctypes.cast(start + n * step, row) for n in range(size)))
         self._keep = (counts, rows)  # llama.cpp reads them through the pointers below
-        self.struct: Any = lib.llama_batch(
-            0,
-            ctypes.cast(self.tokens, row),
-            None,
-            ctypes.cast(self.positions, row),
+        rest = (
             ctypes.cast(counts, row),
             ctypes.cast(rows, ctypes.POINTER(row)),
             ctypes.cast(self.wanted, ctypes.POINTER(ctypes.c_int8)),
         )
+        tokens, positions = ctypes.cast(self.tokens, row), ctypes.cast(self.positions, row)
+        self.struct: Any = lib.llama_batch(0, tokens, None, positions, *rest)
+        self.image: Any = lib.llama_batch(0, None, None, positions, *rest)
+        """With embeddings in place of tokens."""
 
-    def fill(self, chunks: Sequence[Chunk]) -> list[tuple[SequenceId, int]]:
-        """Write the chunks; return each sequence that wants a token, with its row."""
+    def fill_with_image(
+        self, chunk: Chunk, embeddings: NDArray[np.float32], positions: NDArray[np.int32]
+    ) -> None:
+        """``positions``: a row for each of their dimensions. The arrays must be contiguous, and
+        outlive the decode.
+        """
+        count = len(chunk.tokens)
+        self.sequences[:count] = [chunk.sequence_id] * count
+        ctypes.memset(self.wanted, 0, count)
+        self.wanted[count - 1] = chunk.wants_token
+        # By address, since a pointer of numpy's would keep the arrays after the request's end.
+        self.image.embd = ctypes.cast(embeddings.ctypes.data, ctypes.POINTER(ctypes.c_float))
+        self.image.pos = ctypes.cast(positions.ctypes.data, ctypes.POINTER(ctypes.c_int32))
+        self.image.n_tokens = count
+
+    def fill(self, chunks: Sequence[tuple[Chunk, int]]) -> list[tuple[SequenceId, int]]:
+        """Write the chunks, each with its first position; return each sequence that wants a token,
+        with its row.
+        """
         tokens: list[int] = []
         positions: list[int] = []
         sequences: list[int] = []
         wanting: list[tuple[SequenceId, int]] = []
-        for sequence_id, position, fed, wants_token in chunks:
-            count = len(fed)
-            tokens += fed
+        for chunk, position in chunks:
+            count = len(chunk.tokens)
+            tokens += chunk.tokens
             positions += range(position, position + count)
-            sequences += [sequence_id] * count
-            if wants_token:
-                wanting.append((sequence_id, len(tokens) - 1))
+            sequences += [chunk.sequence_id] * count
+            if chunk.wants_token:
+                wanting.append((chunk.sequence_id, len(tokens) - 1))
         count = len(tokens)
         self.tokens[:count] = tokens
         self.positions[:count] = positions
@@ -135,6 +157,42 @@ class _Batch:
             self.wanted[row] = 1
         self.struct.n_tokens = count
         return wanting
+
+
+class _Positions:
+    """Where a sequence's tokens are for the model. In some models an image takes fewer positions
+    than it has tokens, so that behind it a token's position is less than its index.
+    """
+
+    def __init__(self) -> None:
+        self._skips: dict[SequenceId, list[tuple[int, int, int]]] = {}
+        """Of each image in a sequence: the index behind it, the position there, its own last one."""
+
+    def next(self, sequence_id: SequenceId, index: int) -> int:
+        """Of the token with this index, which is not inside an image."""
+        for end, position, _ in reversed(self._skips.get(sequence_id, ())):
+            if end <= index:
+                return position + index - end
+        return index
+
+    def last(self, sequence_id: SequenceId, length: int) -> int:
+        """The highest one of the first tokens, if the sequence holds so many."""
+        for end, _, last in reversed(self._skips.get(sequence_id, ())):
+            if end == length:
+                return last
+        return self.next(sequence_id, length) - 1
+
+    def skip(self, sequence_id: SequenceId, end: int, position: int, *, last: int) -> None:
+        """An image has been fed."""
+        self._skips.setdefault(sequence_id, []).append((end, position, last))
+
+    def share(self, source: SequenceId, destination: SequenceId, length: int) -> None:
+        skips = [skip for skip in self._skips.get(source, ()) if skip[0] <= length]
+        if skips:
+            self._skips[destination] = skips
+
+    def forget(self, sequence_id: SequenceId) -> None:
+        self._skips.pop(sequence_id, None)
 
 
 class LlamaEngine:
@@ -149,6 +207,8 @@ class LlamaEngine:
         layout: KvLayout = KvLayout.UNIFIED,
         samplers: SamplerPlace = SamplerPlace.AUTO,
         embedding_batch_size: int = EMBEDDING_BATCH_SIZE,
+        projector_path: str | None = None,
+        image_batch_size: int = IMAGE_BATCH_SIZE,
         device: Device = CPU,
         attention: Attention = DEFAULT_ATTENTION,
     ) -> None:
@@ -157,19 +217,30 @@ class LlamaEngine:
         ``context``: tokens of one request at most, prompt and answer, and never more than the model
         was trained for; 0: as many as that. ``cells``: tokens of all requests together, in the
         unified layout; None: as many as one may have. ``embedding_batch_size``: tokens of one
-        document, and of those that are embedded together, at most.
+        document, and of those that are embedded together, at most. ``projector_path``: with it the
+        model sees images, each piece of which has ``image_batch_size`` tokens at most.
         """
         start_library()
         self._model: Any = _load(model_path, device)
         self._handle: Any = None
         self._samplers: dict[SequenceId, LlamaSampler] = {}
+        self._positions = _Positions()
         trained: int = lib.llama_model_n_ctx_train(self._model)
         most = max(trained, EMBEDDING_BATCH_SIZE)  # more could not be used, and takes memory
         self.embedder = LlamaEmbedder(
             self._model, threads=threads, batch_size=min(embedding_batch_size, most)
         )
+        self.vision: LlamaVision | None = None
         try:
             self.capacity = self._plan_capacity(slots, context, cells, layout)
+            if projector_path is not None:
+                self.vision = LlamaVision(
+                    projector_path,
+                    self._model,
+                    threads=max(1, threads // 2),  # the model decodes meanwhile
+                    longest_run=min(image_batch_size, self.capacity.cells),
+                    use_gpu=device.gpu_layers != 0,
+                )
             self.vocabulary = LlamaVocabulary(self._model)
             template = lib.llama_model_chat_template(self._model, None)
             self.chat_template = None if template is None else template.decode(errors="replace")
@@ -180,7 +251,7 @@ class LlamaEngine:
             self._handle = self._open_context(threads, layout, attention)
             self._memory: Any = lib.llama_get_memory(self._handle)
             self._row_type: Any = ctypes.c_float * self.vocabulary.size
-            self._batch = _Batch(self.capacity.batch_size)
+            self._batch = _Batch(self._batch_size)
             self._make_sampler = LlamaSamplers(
                 self._model, self.vocabulary, context=self.capacity.context, attach=attach
             ).make
@@ -197,7 +268,8 @@ class LlamaEngine:
         logprobs: int | None,
         /,
     ) -> Sampler:
-        return self._make_sampler(prompt, sampling, constraint, logprobs)
+        words = [token for token in prompt if token >= 0]  # samplers know nothing of images
+        return self._make_sampler(words, sampling, constraint, logprobs)
 
     def start(self, sequence_id: SequenceId, sampler: Sampler, /) -> None:
         assert isinstance(sampler, LlamaSampler)
@@ -212,27 +284,34 @@ class LlamaEngine:
         sampler.close()
 
     def share(self, source: SequenceId, destination: SequenceId, length: int, /) -> bool:
+        self._positions.share(source, destination, length)
+        end = self._positions.next(destination, length)
         # Only in the unified layout can a part be copied; elsewhere llama.cpp asserts that it is all.
         if self.capacity.shares_cells and self.capacity.shares_part:
-            lib.llama_memory_seq_cp(self._memory, source, destination, 0, length)
+            lib.llama_memory_seq_cp(self._memory, source, destination, 0, end)
         else:
             lib.llama_memory_seq_cp(self._memory, source, destination, -1, -1)
-        cut: bool = lib.llama_memory_seq_rm(self._memory, destination, length, -1)
+        cut: bool = lib.llama_memory_seq_rm(self._memory, destination, end, -1)
         last: int = lib.llama_memory_seq_pos_max(self._memory, destination)
         first: int = lib.llama_memory_seq_pos_min(self._memory, destination)
         # Recurrent models hold one state, that after the last token; a window may have lost the first.
         whole = first == 0 or not self.capacity.shares_part
-        if cut and last == length - 1 and whole:
+        if cut and last == self._positions.last(destination, length) and whole:
             return True
         self.forget(destination)
         return False
 
     def decode(self, chunks: Sequence[Chunk], /) -> Decoded:
-        wanting = self._batch.fill(chunks)
-        code: int = lib.llama_decode(self._handle, self._batch.struct)
-        if code != 0:
-            reason = DECODE_ERRORS.get(code, f"code {code}")
-            raise DecodeError(f"llama.cpp could not decode: {reason}")
+        if (image := chunks[0].image) is not None:
+            wanting = self._decode_image(chunks[0], image)
+        else:
+            wanting = self._batch.fill(
+                [
+                    (chunk, self._positions.next(chunk.sequence_id, chunk.position))
+                    for chunk in chunks
+                ]
+            )
+            self._decode(self._batch.struct)
         tokens: dict[SequenceId, TokenId] = {}
         logprobs: dict[SequenceId, Logprobs] = {}
         refused: dict[SequenceId, RequestError] = {}
@@ -253,12 +332,42 @@ class LlamaEngine:
                     logprobs[sequence_id] = sampler.logprobs(logits, token)
         return Decoded(tokens, logprobs, refused)
 
+    def _decode_image(self, chunk: Chunk, image: ImageRun) -> list[tuple[SequenceId, int]]:
+        """Tokens and embeddings cannot be in one batch, hence an image is alone in its pass."""
+        sequence_id, encoding = chunk.sequence_id, image.encoding
+        assert isinstance(encoding, LlamaEncoding)
+        count = len(chunk.tokens)
+        part = slice(chunk.position - image.start, chunk.position - image.start + count)
+        if encoding.positions is None:
+            positions = np.arange(chunk.position, chunk.position + count, dtype=np.int32)
+        else:
+            positions = np.ascontiguousarray(encoding.positions[:, part])
+        self._batch.fill_with_image(chunk, encoding.embeddings[part], positions)
+        lib.llama_set_causal_attn(self._handle, image.divisible)
+        try:
+            self._decode(self._batch.image)
+        finally:
+            lib.llama_set_causal_attn(self._handle, True)
+        if encoding.positions is not None and chunk.position + count == image.end:
+            last = int(encoding.positions[0].max())
+            self._positions.skip(sequence_id, image.end, encoding.next_position, last=last)
+        return [(sequence_id, count - 1)] if chunk.wants_token else []
+
+    def _decode(self, batch: Any) -> None:
+        code: int = lib.llama_decode(self._handle, batch)
+        if code != 0:
+            reason = DECODE_ERRORS.get(code, f"code {code}")
+            raise DecodeError(f"llama.cpp could not decode: {reason}")
+
     def forget(self, sequence_id: SequenceId, /) -> None:
+        self._positions.forget(sequence_id)
         removed: bool = lib.llama_memory_seq_rm(self._memory, sequence_id, -1, -1)
         assert removed, "llama.cpp promises that a whole sequence can be removed"
 
     def close(self) -> None:
         self.embedder.close()
+        if self.vision is not None:
+            self.vision.close()
         if self._handle is not None:
             lib.llama_free(self._handle)
             self._handle = None
@@ -306,6 +415,13 @@ class LlamaEngine:
             shares_part=not keeps_one_state,
         )
 
+    @property
+    def _batch_size(self) -> int:
+        """An image that must be fed whole has to fit; nothing else is fed in larger pieces for it."""
+        if self.vision is None or self.vision.is_divisible:
+            return self.capacity.batch_size
+        return max(self.capacity.batch_size, self.vision.longest_run)
+
     def _open_context(self, threads: int, layout: KvLayout, attention: Attention) -> Any:
         if attention.flash is FlashAttention.OFF and attention.v_cache not in FLOATS:
             raise ModelError(
@@ -315,8 +431,8 @@ class LlamaEngine:
         params = lib.llama_context_default_params()
         params.n_ctx = capacity.cells
         params.n_seq_max = capacity.sequences
-        params.n_batch = capacity.batch_size
-        params.n_ubatch = capacity.batch_size
+        params.n_batch = self._batch_size
+        params.n_ubatch = self._batch_size
         params.n_threads = threads
         params.n_threads_batch = threads
         params.kv_unified = layout is KvLayout.UNIFIED
@@ -334,7 +450,7 @@ class LlamaEngine:
     def _warm_up(self) -> None:
         """One pass reads all weights, so that the first client does not wait for the disk."""
         token = self.vocabulary.beginning or TokenId(0)
-        self._batch.fill([Chunk(SequenceId(0), 0, (token,), wants_token=True)])
+        self._batch.fill([(Chunk(SequenceId(0), 0, (token,), wants_token=True), 0)])
         lib.llama_decode(self._handle, self._batch.struct)
         lib.llama_memory_clear(self._memory, True)
 

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import llama_cpp.llama_cpp
+import llama_cpp.mtmd_cpp
 
 from common.ids import TokenId
 
 log = logging.getLogger(__name__)
 
 lib: Any = llama_cpp.llama_cpp  # its annotations name C types where ctypes returns plain numbers
+mtmd: Any = llama_cpp.mtmd_cpp  # images; a library of its own over the other one
 
 _ERROR_LEVELS = (3, 4)  # ggml's WARN and ERROR
 _KEPT_MESSAGES = 20
@@ -42,6 +44,7 @@ def _on_log(level: int, text: bytes, _user_data: object) -> None:
 def start_library() -> None:
     """To be called before the first model is loaded; again does no harm."""
     lib.llama_log_set(_on_log, ctypes.c_void_p(0))
+    mtmd.mtmd_log_set(_on_log, ctypes.c_void_p(0))
     lib.llama_backend_init()
 
 

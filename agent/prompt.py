@@ -4,12 +4,13 @@ No I/O here, and nothing that belongs to the decode thread: long prompts are pre
 so that they do not hold up the streams that run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent.embedding import EmbeddingRequest, tokenize
-from agent.engine import Engine, Sampler
+from agent.engine import Engine, ImageRun, MixedPrompt, Sampler
 from agent.formats import recognize
+from agent.images import open_image
 from agent.output import OutputStream
 from agent.output_parser import OutputParser
 from agent.template import ChatTemplate
@@ -23,7 +24,7 @@ from common.messages import Conversation, Embed, Generate, RawPrompt
 class PreparedRequest:
     request_id: RequestId
     prompt: list[TokenId]
-    """At least one token, and fewer than the context holds."""
+    """At least one token, and fewer than the context holds; negative where images are."""
     max_tokens: int
     sampler: Sampler
     output: OutputStream
@@ -31,6 +32,12 @@ class PreparedRequest:
     """The texts of control tokens that the output's format needs."""
     cache_salt: str = ""
     cache_prompt: bool = True
+    images: tuple[ImageRun, ...] = ()
+    """In the prompt, in their order."""
+
+
+def _always() -> bool:
+    return True
 
 
 class Preparer:
@@ -60,28 +67,30 @@ class Preparer:
     def slots(self) -> int:
         return self.engine.capacity.slots
 
-    def prepare(self, request: Generate | Embed) -> PreparedRequest | EmbeddingRequest:
-        """Render and tokenize. Raises ``RequestError``, whose text is for the client."""
+    def prepare(
+        self, request: Generate | Embed, is_wanted: Callable[[], bool] = _always
+    ) -> PreparedRequest | EmbeddingRequest:
+        """Render and tokenize. Raises ``RequestError``, whose text is for the client.
+
+        ``is_wanted``: asked now and then when it takes long; if not, an error is raised soon.
+        """
         if isinstance(request, Embed):
             longest = self._vocabulary.longest_piece
             return tokenize(request, self.engine.embedder, longest_piece=longest)
-        return self.prepare_prompt(request)
+        return self.prepare_prompt(request, is_wanted)
 
-    def prepare_prompt(self, request: Generate) -> PreparedRequest:
+    def prepare_prompt(
+        self, request: Generate, is_wanted: Callable[[], bool] = _always
+    ) -> PreparedRequest:
         text = self._render(request)
-        # Millions of tokens take seconds to count, only to be refused: others wait meanwhile.
-        least = len(text) // self._vocabulary.longest_piece
-        if least >= self._context:
-            raise self._too_long(f"at least {least}")
-        tokens = self._vocabulary.tokenize(text)
-        beginning = self._vocabulary.beginning
-        # Many templates write the beginning token themselves; twice would harm the answer.
-        if beginning is not None and tokens[:1] != [beginning]:
-            tokens.insert(0, beginning)
+        if isinstance(request.prompt, Conversation) and request.prompt.images:
+            prompt = self._see(request.prompt, text, is_wanted)
+        else:
+            prompt = self._read(text)
+        tokens = prompt.tokens
         if not tokens:
             raise RequestError(ErrorCode.INVALID_REQUEST, "the prompt is empty")
-        if len(tokens) >= self._context:
-            raise self._too_long(str(len(tokens)))
+        self._check_length(len(tokens))
         sampler = self.engine.sampler(
             tokens, request.sampling, request.constraint, request.logprobs
         )
@@ -94,7 +103,60 @@ class Preparer:
             self._marks,
             request.cache_salt,
             request.cache_prompt,
+            prompt.images,
         )
+
+    def _read(self, text: str) -> MixedPrompt:
+        self._check_text(len(text))
+        tokens = self._vocabulary.tokenize(text)
+        beginning = self._missing_beginning(tokens)
+        if beginning is not None:
+            tokens.insert(0, beginning)
+        return MixedPrompt(tokens)
+
+    def _see(
+        self, conversation: Conversation, text: str, is_wanted: Callable[[], bool]
+    ) -> MixedPrompt:
+        vision = self.engine.vision
+        if vision is None:
+            raise RequestError(
+                ErrorCode.MULTIMODAL_NOT_SUPPORTED,
+                "the model cannot see images: it has no multimodal projector",
+            )
+        texts = text.split(conversation.image_marker)
+        if len(texts) != len(conversation.images) + 1:
+            raise RequestError(
+                ErrorCode.CHAT_TEMPLATE_ERROR,
+                f"the chat template names {len(texts) - 1} images, "
+                f"but the conversation has {len(conversation.images)}",
+            )
+        self._check_text(sum(map(len, texts)))
+        if self._missing_beginning(self._vocabulary.tokenize(texts[0])) is not None:
+            texts[0] = self._vocabulary.special_texts["bos_token"] + texts[0]
+        side = conversation.longest_image_side
+        pictures = [open_image(data, longest_side=side) for data in conversation.images]
+
+        def proceed(count: int) -> None:
+            self._check_length(count)
+            if not is_wanted():
+                raise RequestError(ErrorCode.INVALID_REQUEST, "nobody waits for it any longer")
+
+        return vision.read(texts, pictures, proceed=proceed)
+
+    def _missing_beginning(self, tokens: Sequence[TokenId]) -> TokenId | None:
+        """Many templates write the beginning token themselves; twice would harm the answer."""
+        beginning = self._vocabulary.beginning
+        return None if tokens[:1] == [beginning] else beginning
+
+    def _check_text(self, length: int) -> None:
+        """Millions of tokens take seconds to count, only to be refused: others wait meanwhile."""
+        least = length // self._vocabulary.longest_piece
+        if least >= self._context:
+            raise self._too_long(f"at least {least}")
+
+    def _check_length(self, count: int) -> None:
+        if count >= self._context:
+            raise self._too_long(str(count))
 
     def _parser(self, request: Generate, text: str) -> OutputParser:
         tools = None

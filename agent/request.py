@@ -8,6 +8,7 @@ counts.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agent.engine import ImageRun
 from agent.output import OutputStream
 from common.ids import RequestId, SequenceId, TokenId
 from common.messages import TokenClass, Usage
@@ -28,6 +29,8 @@ class ActiveRequest:
     salt: str
     shares: bool
     """May it begin with what other sequences hold?"""
+    images: tuple[ImageRun, ...] = ()
+    """In the prompt, in their order."""
     fed: int = 0
     """How many tokens the sequence holds, which is also the next position."""
     cached: int = 0
@@ -41,6 +44,28 @@ class ActiveRequest:
     def remaining(self) -> int:
         """Tokens to be fed before the next one can be sampled; at least 1."""
         return len(self.tokens) - self.fed
+
+    @property
+    def image(self) -> ImageRun | None:
+        """What has to be fed next, if it is an image or the rest of one."""
+        return next((image for image in self.images if image.start <= self.fed < image.end), None)
+
+    @property
+    def ahead(self) -> int:
+        """So many tokens of one kind follow, of text or of an image, of which any number may be fed;
+        0: an image that must be fed whole.
+        """
+        if (image := self.image) is not None:
+            return image.end - self.fed if image.divisible else 0
+        starts = (image.start for image in self.images if image.start > self.fed)
+        return next(starts, len(self.tokens)) - self.fed
+
+    def whole(self, length: int) -> int:
+        """So many of the first tokens, or fewer where that would cut an image in two: only whole ones
+        are shared.
+        """
+        cut = (image.start for image in self.images if image.start < length < image.end)
+        return next(cut, length)
 
     @property
     def generated(self) -> int:
@@ -65,4 +90,5 @@ class ActiveRequest:
             reasoning_tokens=counts[TokenClass.REASONING],
             tool_call_tokens=counts[TokenClass.TOOL_CALL],
             undeterminable_tokens=counts[TokenClass.UNDETERMINABLE],
+            input_image_tokens=sum(image.length for image in self.images),
         )

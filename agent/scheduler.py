@@ -114,6 +114,8 @@ class Scheduler:
         self._suspect_was_fed = False
         self._prompts_were_fed = False
         """In the latest pass."""
+        self._image_was_fed = False
+        """In the latest pass that fed prompts."""
 
     @property
     def is_idle(self) -> bool:
@@ -162,6 +164,7 @@ class Scheduler:
             request.marks,
             request.cache_salt,
             request.cache_prompt,
+            request.images,
         )
         self._requests[request.request_id] = active
         self._waiting.append(active)
@@ -178,10 +181,12 @@ class Scheduler:
         self._admit(effects)
         while True:
             rows, prompts = self._split()
-            wanted = len(rows) + self._prompt_tokens_wanted(rows, prompts)
+            parts = self._prompt_tokens_wanted(rows, prompts)
+            wanted = len(rows) + max(parts, _next_image(prompts))
             while self._kv.cells.free < wanted and (dropped := self._kv.evict()):
                 effects += map(Forget, dropped)
-            if self._kv.cells.free >= max(1, len(rows)) or not self._active:
+            needed = len(rows) + _next_image(prompts[:1])  # fed whole, so that it can go on
+            if self._kv.cells.free >= max(1, needed) or not self._active:
                 return effects
             youngest = max(self._active.values(), key=lambda request: request.arrival)
             self._pauses += 1
@@ -205,33 +210,42 @@ class Scheduler:
 
         0. After a failed decode those it touched are fed alone, the oldest first, by turns with
            all others.
-        1. Requests that generate go first, one token each, so that no prompt stalls a stream.
-        2. Prompts share what the budget allows. In order of their age each gets up to half of what
+        1. An image is fed alone, if it must be so whole, that of the oldest prompt which has come to
+           one. The next pass is for the streams, and the next that feeds prompts for others' texts.
+        2. Requests that generate go first, one token each, so that no prompt stalls a stream.
+        3. Prompts share what the budget allows. In order of their age each gets up to half of what
            is left, so that a short one does not wait for a long one; then the oldest the rest.
         """
         rows, prompts = self._split()
         if takes_turns and rows and self._prompts_were_fed:
             prompts = []
+        alone: list[Chunk] = []
         if suspects := self._suspects():
             rows = [request for request in rows if not request.is_suspect]
             prompts = [request for request in prompts if not request.is_suspect]
-            if not (self._suspect_was_fed and (rows or prompts)):
-                request = min(suspects, key=lambda request: request.arrival)
-                count = min(request.remaining, self._budget.tokens(len(rows)), self._kv.cells.free)
-                return [self._chunk(request, count)] if count else []
+            alone = self._plan_alone(suspects, budget=self._budget.tokens(len(rows)))
+            if alone and not (self._suspect_was_fed and (rows or prompts)):
+                return alone
+        at_image = [request for request in prompts if request.image is not None]
+        prompts = [request for request in prompts if request.image is None]
+        others = bool(prompts or (rows and self._prompts_were_fed))
+        budget = self._budget.tokens(len(rows))
+        image = self._plan_alone(at_image[:1], budget=budget, kept=len(rows))
+        if image and not (self._image_was_fed and others):
+            return image
         chunks = [self._chunk(request, 1) for request in rows]
         left = min(self._prompt_tokens_wanted(rows, prompts), self._kv.cells.free - len(rows))
         counts: list[int] = []
         for n, request in enumerate(prompts):
             share = left if n == len(prompts) - 1 else max(left // 2, SMALLEST_SHARE)
-            counts.append(min(request.remaining, share, left))
+            counts.append(min(request.ahead, share, left))
             left -= counts[-1]
         for n, request in enumerate(prompts):
-            more = min(request.remaining - counts[n], left)
+            more = min(request.ahead - counts[n], left)
             left -= more
             if counts[n] + more:
                 chunks.append(self._chunk(request, counts[n] + more))
-        return chunks
+        return chunks or alone
 
     def commit(self, chunks: Sequence[Chunk], decoded: Decoded, *, seconds: float) -> list[Effect]:
         """Take note that the chunks were decoded in so many seconds, and of what was sampled."""
@@ -248,6 +262,8 @@ class Scheduler:
             if chunk.wants_token:
                 self._take(request, decoded, effects)
         self._prompts_were_fed = fed > rows
+        if self._prompts_were_fed:
+            self._image_was_fed = chunks[0].image is not None
         self._prompt_tokens += fed - rows
         self._budget.measured(seconds=seconds, rows=rows, prompt_tokens=fed - rows)
         self._rates.measured(seconds=seconds, rows=rows, prompt_tokens=fed - rows)
@@ -288,7 +304,7 @@ class Scheduler:
                 continue
             prefix = None
             if request.shares:
-                prefix = self._kv.find(request.tokens, fed, salt=request.salt)
+                prefix = self._kv.find(request.tokens, fed, salt=request.salt, whole=request.whole)
             if prefix is not None and prefix.expected - prefix.ready >= WORTH_WAITING:
                 still_waiting.append(request)
                 continue
@@ -356,7 +372,21 @@ class Scheduler:
     ) -> int:
         if not prompts:
             return 0
-        return min(self._budget.tokens(len(rows)), sum(request.remaining for request in prompts))
+        return min(self._budget.tokens(len(rows)), sum(request.ahead for request in prompts))
+
+    def _plan_alone(
+        self, requests: Sequence[ActiveRequest], *, budget: int, kept: int = 0
+    ) -> list[Chunk]:
+        """A pass for the oldest of these that can go on, with text or with an image.
+
+        ``kept``: cells that must be left.
+        """
+        free = self._kv.cells.free - kept
+        for request in sorted(requests, key=lambda request: request.arrival):
+            count = _next_image([request]) or min(request.ahead, budget, free)
+            if 0 < count <= free:
+                return [self._chunk(request, count)]
+        return []
 
     def _chunk(self, request: ActiveRequest, count: int) -> Chunk:
         end = request.fed + count
@@ -365,6 +395,7 @@ class Scheduler:
             request.fed,
             request.tokens[request.fed : end],
             wants_token=end == len(request.tokens),
+            image=request.image,
         )
 
     # What came of it
@@ -419,3 +450,10 @@ class Scheduler:
             Stop(request.sequence_id),
             *map(Forget, self._kv.release(request.sequence_id)),
         ]
+
+
+def _next_image(prompts: Sequence[ActiveRequest]) -> int:
+    """How many tokens the first image has that is next and must be fed whole; 0: there is none."""
+    images = (request.image for request in prompts)
+    whole = (image.length for image in images if image is not None and not image.divisible)
+    return next(whole, 0)

@@ -25,6 +25,7 @@ from common.messages import (
     Application,
     Busy,
     Cancel,
+    Conversation,
     Described,
     Embed,
     Event,
@@ -83,6 +84,8 @@ class Agent:
         """Calls on the threads that prepare, cancelled ones too: they use the model's vocabulary."""
         # More than one, so that a prompt does not wait for somebody's megabyte of documents.
         self._preparation = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
+        # Encoding takes seconds on a CPU, and is done one image after the other.
+        self._seeing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="see")
         self._wanted: set[RequestId] = set()
         """Requests that the present link asked for. What came over an earlier one is nobody's."""
         self._asyncio = asyncio.get_running_loop()
@@ -110,6 +113,7 @@ class Agent:
             link.cancel()
             await asyncio.gather(link, reports, return_exceptions=True)
             self._preparation.shutdown(wait=False, cancel_futures=True)
+            self._seeing.shutdown(wait=False, cancel_futures=True)
             if not await self._host.stop(GOOD_BYE_TIMEOUT):
                 log.warning("the model's thread is still busy; leaving it behind")
 
@@ -228,7 +232,10 @@ class Agent:
 
     def _prepare(self, preparer: Preparer, request: Generate | Embed) -> None:
         request_id = request.request_id
-        future: Future[Work] = self._preparation.submit(preparer.prepare, request)
+        threads = self._seeing if _has_images(request) else self._preparation
+        future: Future[Work] = threads.submit(
+            preparer.prepare, request, lambda: request_id in self._wanted
+        )
         self._preparing[request_id] = future
         self._preparations += 1
         future.add_done_callback(
@@ -244,7 +251,7 @@ class Agent:
         try:
             prepared = future.result()
         except RequestError as error:
-            self._tell([Failed(request_id, error.code, error.message)])
+            self._tell([Failed(request_id, error.code, error.message, error.figures)])
         except Exception:
             # A fault of ours, but a fault with this one request: the others go on.
             log.exception("request_id=%s could not be prepared", request_id)
@@ -281,3 +288,9 @@ class Agent:
         if self._admission.is_idle and not self._preparations:
             self._idle.set()
             self._host.idle()
+
+
+def _has_images(request: Generate | Embed) -> bool:
+    if isinstance(request, Embed) or not isinstance(request.prompt, Conversation):
+        return False
+    return bool(request.prompt.images)

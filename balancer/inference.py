@@ -174,7 +174,12 @@ def _new_requests(balancer: Balancer, params: GenerationParams) -> Mapping[Reque
             f"no agent serves the model {params.model!r}; there is: {', '.join(sorted(known))}",
         )
     request_ids = [_new_id() for _ in range(params.n)]
-    first = generate(params, request_ids[0], parameters.sampling)
+    first = generate(
+        params,
+        request_ids[0],
+        parameters.sampling,
+        longest_image_side=parameters.image_resize_to_fit,
+    )
     return {frame.request_id: encode_request(frame) for frame in answers(first, request_ids)}
 
 

@@ -8,8 +8,9 @@ Optional keys of our own stand next to the published ones: ``sampling``, ``seed`
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from itertools import pairwise
+from base64 import b64decode
+from collections.abc import Iterable, Sequence
+from itertools import count, pairwise
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from balancer.terms import Priority, Terms
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
 from common.messages import (
+    IMAGE_MARKER,
     L2,
     MAX_FRAME_BYTES,
     ChatMessage,
@@ -58,25 +60,56 @@ class ImagePart(Strict):
 
 ContentPart: TypeAlias = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
+MOST_IMAGES = 64
+
 
 class ConversationMessage(Strict):
     role: str
     content: str | list[ContentPart]
 
-    def flatten(self) -> ChatMessage:
-        """Templates expect plain text, so text parts become paragraphs, as in llama.cpp."""
+    @property
+    def parts(self) -> list[ContentPart]:
         if isinstance(self.content, str):
-            return ChatMessage(self.role, self.content)
-        texts: list[str] = []
-        for part in self.content:
-            match part:
-                case TextPart(text=text):
-                    texts.append(text)
-                case ImagePart():
-                    raise RequestError(
-                        ErrorCode.MULTIMODAL_NOT_SUPPORTED, "images are not supported yet"
-                    )
+            return [TextPart(type="text", text=self.content)]
+        return self.content
+
+    def flatten(self, image_marker: str) -> ChatMessage:
+        """Templates expect plain text, so parts become paragraphs, as in llama.cpp."""
+        texts = [part.text if isinstance(part, TextPart) else image_marker for part in self.parts]
         return ChatMessage(self.role, "\n".join(texts))
+
+
+def _image(url: str) -> bytes:
+    """What a data URI carries. Raises ``RequestError``, and never repeats its content."""
+
+    def refuse(why: str) -> RequestError:
+        return RequestError(ErrorCode.IMAGE_DECODING_FAILED, f"an image cannot be read: {why}")
+
+    scheme, _, rest = url.partition(":")
+    if scheme.lower() != "data":
+        raise refuse("its url must be a data URI; remote images are not fetched")
+    head, comma, data = rest.partition(",")
+    if not comma:
+        raise refuse("its data URI has no comma")
+    if not head.lower().endswith(";base64"):
+        raise refuse("its data URI is not in base64")
+    try:
+        return b64decode(data, validate=True)
+    except ValueError as error:
+        raise refuse("its base64 is broken") from error
+
+
+def _marker_beside(messages: Iterable[ConversationMessage]) -> str:
+    """What stands for images, unlike anything that the client has written."""
+    texts = [
+        part.text for message in messages for part in message.parts if isinstance(part, TextPart)
+    ]
+    marker = IMAGE_MARKER
+    for n in count(2):
+        if not any(marker in text for text in texts):
+            break
+        marker = f"<__media_{n}__>"
+    return marker
 
 
 class ToolParameters(Strict):
@@ -205,7 +238,7 @@ class GenerationParams(Strict):
         return Terms(self.model, self.priority, seconds)
 
     @abstractmethod
-    def prompt(self) -> Prompt:
+    def prompt(self, *, longest_image_side: int) -> Prompt:
         """Raises ``RequestError`` for what is not supported."""
 
 
@@ -216,14 +249,29 @@ class ContinueFromConversationHistory(GenerationParams):
     parse_tool_calls: bool = False
     tools: tuple[Tool, ...] = ()
 
-    def prompt(self) -> Prompt:
+    def prompt(self, *, longest_image_side: int) -> Prompt:
         if self.grammar is not None and self.enable_thinking:
             raise RequestError(
                 ErrorCode.GRAMMAR_WITH_THINKING,
                 "a grammar would hold for the thinking too: set enable_thinking to false",
             )
+        history = self.conversation_history
+        marker = _marker_beside(history)
+        urls = [
+            part.image_url.url
+            for message in history
+            for part in message.parts
+            if isinstance(part, ImagePart)
+        ]
+        if len(urls) > MOST_IMAGES:
+            raise RequestError(
+                ErrorCode.INVALID_REQUEST, f"more than {MOST_IMAGES} images in a conversation"
+            )
         return Conversation(
-            messages=tuple(message.flatten() for message in self.conversation_history),
+            messages=tuple(message.flatten(marker) for message in history),
+            images=tuple(map(_image, urls)),
+            image_marker=marker,
+            longest_image_side=longest_image_side,
             tools=tuple(tool.model_dump(by_alias=True, exclude_none=True) for tool in self.tools),
             add_generation_prompt=self.add_generation_prompt,
             enable_thinking=self.enable_thinking,
@@ -234,19 +282,26 @@ class ContinueFromConversationHistory(GenerationParams):
 class ContinueFromRawPrompt(GenerationParams):
     raw_prompt: str
 
-    def prompt(self) -> Prompt:
+    def prompt(self, *, longest_image_side: int) -> Prompt:
         return RawPrompt(self.raw_prompt)
 
 
-def generate(params: GenerationParams, request_id: RequestId, sampling: Sampling) -> Generate:
+def generate(
+    params: GenerationParams,
+    request_id: RequestId,
+    sampling: Sampling,
+    *,
+    longest_image_side: int = 1024,
+) -> Generate:
     """The frame for an agent. ``sampling``: what holds where the client says nothing.
+    ``longest_image_side``: in pixels; larger images are to be scaled down.
 
     Raises ``RequestError`` for what is not supported, so that nothing is ignored in silence.
     """
     said = {} if params.sampling is None else params.sampling.replacements()
     return Generate(
         request_id=request_id,
-        prompt=params.prompt(),
+        prompt=params.prompt(longest_image_side=longest_image_side),
         max_tokens=params.max_tokens,
         sampling=replace(sampling, **said, seed=params.seed),
         stop=params.stop or (),

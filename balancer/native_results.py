@@ -5,7 +5,7 @@ cannot parse: it is told the same in words that it knows (see ``Dialect``).
 """
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, assert_never
 
 import msgspec
@@ -70,6 +70,8 @@ TOKENS = {
 FAILURES = {
     ErrorCode.CHAT_TEMPLATE_ERROR: "ChatTemplateError",
     ErrorCode.MULTIMODAL_NOT_SUPPORTED: "MultimodalNotSupported",
+    ErrorCode.IMAGE_DECODING_FAILED: "ImageDecodingFailed",
+    ErrorCode.IMAGE_EXCEEDS_BATCH_SIZE: "ImageExceedsBatchSize",
     ErrorCode.INVALID_GRAMMAR: "GrammarInitializationFailed",
     ErrorCode.INVALID_SCHEMA: "GrammarSyntaxError",
     ErrorCode.GRAMMAR_REJECTED: "GrammarRejectedModelOutput",
@@ -105,15 +107,24 @@ class Teller:
                 message[next(iter(message))]["index"] = index
         return told
 
-    def failure(self, generated_by: str | None, code: ErrorCode, message: str) -> Message:
-        """The request's last message: it could not be served, or not to its end."""
+    def failure(
+        self,
+        generated_by: str | None,
+        code: ErrorCode,
+        message: str,
+        figures: Mapping[str, int] | None = None,
+    ) -> Message:
+        """The request's last message: it could not be served, or not to its end.
+
+        ``figures``: those of the message, which some results have in its place.
+        """
         variant = FAILURES.get(code)
         if variant is None or (
             self._dialect is Dialect.PYTHON_CLIENT and code in UNKNOWN_TO_PYTHON
         ):
             error = {"code": STATUS[code], "description": message}
             return {"Error": {"request_id": self._request_id, "error": error}}
-        return self._generated(generated_by, {variant: message})
+        return self._generated(generated_by, {variant: dict(figures) if figures else message})
 
     def embedding_messages(
         self,
@@ -190,8 +201,8 @@ class Teller:
             case Finished(usage=usage, segments=segments):
                 tail = [self._token(generated_by, segment) for segment in segments]
                 return [*tail, self._generated(generated_by, {"Done": {"usage": _usage(usage)}})]
-            case Failed(code=code, message=message):
-                return [self.failure(generated_by, code, message)]
+            case Failed(code=code, message=message, figures=figures):
+                return [self.failure(generated_by, code, message, figures)]
             case Embedded() | DocumentTooLong() | DocumentFailed():
                 return []  # no answer to this request; an agent that sends it is at fault
             case Busy():
@@ -228,7 +239,7 @@ def _usage(usage: Usage) -> Message:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "cached_prompt_tokens": usage.cached_prompt_tokens,
-        "input_image_tokens": 0,
+        "input_image_tokens": usage.input_image_tokens,
         "input_audio_tokens": 0,
         "content_tokens": usage.content_tokens,
         "reasoning_tokens": usage.reasoning_tokens,

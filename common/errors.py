@@ -5,6 +5,7 @@ that describes it. Foreign exceptions are turned into these at the border where 
 """
 
 import enum
+from collections.abc import Mapping
 
 
 class ErrorCode(enum.StrEnum):
@@ -17,6 +18,8 @@ class ErrorCode(enum.StrEnum):
     AGENT_NOT_FOUND = "agent_not_found"
     CHAT_TEMPLATE_ERROR = "chat_template_error"
     MULTIMODAL_NOT_SUPPORTED = "multimodal_not_supported"
+    IMAGE_DECODING_FAILED = "image_decoding_failed"
+    IMAGE_EXCEEDS_BATCH_SIZE = "image_exceeds_batch_size"
     INVALID_GRAMMAR = "invalid_grammar"
     INVALID_SCHEMA = "invalid_schema"
     INVALID_TOOL_SCHEMA = "invalid_tool_schema"
@@ -44,6 +47,8 @@ STATUS = {
     ErrorCode.AGENT_NOT_FOUND: 404,
     ErrorCode.CHAT_TEMPLATE_ERROR: 400,
     ErrorCode.MULTIMODAL_NOT_SUPPORTED: 400,
+    ErrorCode.IMAGE_DECODING_FAILED: 400,
+    ErrorCode.IMAGE_EXCEEDS_BATCH_SIZE: 400,
     ErrorCode.INVALID_GRAMMAR: 400,
     ErrorCode.INVALID_SCHEMA: 400,
     ErrorCode.INVALID_TOOL_SCHEMA: 400,
@@ -69,9 +74,13 @@ class HeadraceError(Exception):
 class RequestError(HeadraceError):
     """One request cannot be served; the others are not affected."""
 
-    def __init__(self, code: ErrorCode, message: str) -> None:
+    def __init__(
+        self, code: ErrorCode, message: str, figures: Mapping[str, int] | None = None
+    ) -> None:
+        """``figures``: those of the message, by the names that the published wire format has."""
         super().__init__(message)
         self.code = code
+        self.figures = dict(figures or {})
 
     @property
     def message(self) -> str:
@@ -80,6 +89,10 @@ class RequestError(HeadraceError):
 
 class ModelError(HeadraceError):
     """The model file is missing, unreadable or not what this agent can run."""
+
+
+class ProjectorError(ModelError):
+    """So is the file of the multimodal projector, or it is that of another model."""
 
 
 class DecodeError(HeadraceError):

@@ -24,7 +24,7 @@ from msgspec.structs import asdict
 from common.errors import ErrorCode
 from common.ids import AgentId, RequestId, TokenId
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised when a change to the frames would be misread by the other side."""
 
 REFUSED = 4000
@@ -51,6 +51,9 @@ class ChatMessage(msgspec.Struct, frozen=True):
     content: str
 
 
+IMAGE_MARKER = "<__media__>"
+
+
 class Conversation(Frame, frozen=True):
     """A prompt that the model's own chat template will render."""
 
@@ -60,6 +63,12 @@ class Conversation(Frame, frozen=True):
     enable_thinking: bool = False
     parse_tool_calls: bool = False
     """Tell the calls, parsed and checked, beside their tokens."""
+    images: tuple[bytes, ...] = ()
+    """Files, as the client sent them, in the order of their markers in the messages."""
+    image_marker: str = IMAGE_MARKER
+    """Stands in the messages where an image is, and nowhere else."""
+    longest_image_side: int = 1024
+    """In pixels; what is larger is scaled down."""
 
 
 class RawPrompt(Frame, frozen=True):
@@ -225,6 +234,8 @@ class Usage(msgspec.Struct, frozen=True):
     reasoning_tokens: Count = 0
     tool_call_tokens: Count = 0
     undeterminable_tokens: Count = 0
+    input_image_tokens: Count = 0
+    """Those of the prompt that stand for images."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
@@ -357,6 +368,8 @@ class Failed(Frame, frozen=True):
     request_id: RequestId
     code: ErrorCode
     message: str
+    figures: dict[str, int] = {}
+    """Those of the message; see ``RequestError``."""
 
 
 class Busy(Frame, frozen=True):
@@ -494,7 +507,7 @@ class EngineChoices(msgspec.Struct, frozen=True, kw_only=True):
     context_size: int | None = None
     """Tokens that one request can have, prompt and answer; 0: as many as the model knows."""
     n_batch: int | None = None
-    """Tokens in one embedding batch, and in one document, at most."""
+    """Tokens in one embedding batch, in one document and in one piece of an image, at most."""
     n_gpu_layers: int | None = None
     """0: none, -1: all."""
     threads: int | None = None

@@ -120,8 +120,11 @@ class LlamaModels:
 
     def check(self, setup: Setup, /) -> None:
         from agent.llama import check_loadable  # needs the built library; echo does not
+        from agent.llama_vision import check_projector
 
         check_loadable(setup.model_path)
+        if setup.projection_path is not None:
+            check_projector(setup.projection_path)
         self._attempts.check(repr(setup))
 
     def load(self, setup: Setup, /) -> Engine:
@@ -144,6 +147,8 @@ class LlamaModels:
             cells=cells,
             layout=self._settings.kv_layout,
             embedding_batch_size=choices.n_batch or DEFAULT_BATCH,
+            projector_path=setup.projection_path,
+            image_batch_size=choices.n_batch or DEFAULT_BATCH,
             device=Device(
                 gpu_layers=choices.n_gpu_layers or 0,
                 tensor_split=choices.tensor_split or (),

@@ -40,6 +40,7 @@ DRIVEN = {
     "agent/llama.py": "test_llama.py",
     "agent/llama_embedder.py": "test_llama_embedder.py",
     "agent/llama_library.py": "test_llama_sampler.py",
+    "agent/llama_vision.py": "test_multimodal.py",
     "agent/llama_candidates.py": "test_llama_sampler.py",
     "agent/llama_chain.py": "test_llama_sampler.py",
     "agent/llama_sampler.py": "test_llama_sampler.py",

@@ -1,15 +1,13 @@
 """A BERT of a few kilobytes with random weights, written as a GGUF file.
 
 Its vectors mean nothing, but llama.cpp runs it as it runs any encoder: no KV cache, each token sees
-all others, each document in one piece. The format is described in ggml's ``docs/gguf.md``.
+all others, each document in one piece.
 """
 
-import struct
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from tiny_gguf import Tensors, Value, write_gguf
 
 TRAINED = 320
 """Tokens of one document at most; more than the embedder gives to llama.cpp at once."""
@@ -21,22 +19,10 @@ _INNER, _LAYERS, _HEADS = 64, 2, 4
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _TOKENS = (*_SPECIAL, *(f"\u2581{word}" for word in WORDS))
 
-Value: TypeAlias = int | float | bool | str | tuple[str, ...]
-
 
 def write_tiny_bert(path: Path, *, with_head: bool = False) -> None:
     """``with_head``: it can rank."""
-    tensors = _tensors(with_head=with_head)
-    values = _values(with_head=with_head)
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values))
-    head += b"".join(_string(key) + _value(value) for key, value in values.items())
-    offset = 0
-    for name, weights in tensors.items():
-        shape = weights.shape[::-1]
-        head += _string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, offset)
-        offset += weights.nbytes
-    padding = bytes(-len(head) % 32)
-    path.write_bytes(head + padding + b"".join(w.tobytes() for w in tensors.values()))
+    write_gguf(path, _values(with_head=with_head), _tensors(with_head=with_head))
 
 
 def _values(*, with_head: bool) -> dict[str, Value]:
@@ -62,7 +48,7 @@ def _values(*, with_head: bool) -> dict[str, Value]:
     }
 
 
-def _tensors(*, with_head: bool) -> dict[str, NDArray[np.float32]]:
+def _tensors(*, with_head: bool) -> Tensors:
     chance = np.random.default_rng(1)
     width = DIMENSIONS
     shapes: dict[str, tuple[int, ...]] = {
@@ -80,27 +66,8 @@ def _tensors(*, with_head: bool) -> dict[str, NDArray[np.float32]]:
         norms += [f"{block}.attn_output_norm", f"{block}.layer_output_norm"]
     if with_head:
         shapes |= {"cls.weight": (width, width), "cls.output.weight": (1, width)}
-    tensors = {name: chance.normal(0, 0.3, shape).astype("<f4") for name, shape in shapes.items()}
+    tensors = {name: chance.normal(0, 0.3, shape) for name, shape in shapes.items()}
     for norm in norms:
-        tensors[f"{norm}.weight"] = np.ones(width, "<f4")
-        tensors[f"{norm}.bias"] = np.zeros(width, "<f4")
+        tensors[f"{norm}.weight"] = np.ones(width)
+        tensors[f"{norm}.bias"] = np.zeros(width)
     return tensors
-
-
-def _string(text: str) -> bytes:
-    data = text.encode()
-    return struct.pack("<Q", len(data)) + data
-
-
-def _value(value: Value) -> bytes:
-    match value:
-        case bool():
-            return struct.pack("<I?", 7, value)
-        case int():
-            return struct.pack("<II", 4, value)
-        case float():
-            return struct.pack("<If", 6, value)
-        case str():
-            return struct.pack("<I", 8) + _string(value)
-        case tuple():
-            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_string, value))

@@ -1,13 +1,18 @@
+from collections.abc import Callable, Sequence
+from io import BytesIO
 from typing import Any
 
 import pytest
 from answers import content
+from PIL import Image
 
 from agent.echo import ByteVocabulary, EchoEngine
+from agent.engine import ImageRun, MixedPrompt, Picture
 from agent.prompt import Preparer
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, TokenId
 from common.messages import (
+    IMAGE_MARKER,
     ChatMessage,
     Conversation,
     Generate,
@@ -53,6 +58,105 @@ def test_another_template_may_take_the_place_of_the_models_own() -> None:
 
     prepared = other.prepare_prompt(request(Conversation((ChatMessage("user", "a"),))))
     assert prepared.prompt == list(b"[a]")
+
+
+def test_a_model_without_a_projector_refuses_images() -> None:
+    conversation = Conversation((ChatMessage("user", IMAGE_MARKER),), images=(b"x",))
+
+    with pytest.raises(RequestError) as caught:
+        preparer().prepare_prompt(request(conversation))
+
+    assert caught.value.code is ErrorCode.MULTIMODAL_NOT_SUPPORTED
+
+
+def test_what_stands_for_an_image_is_only_text_where_there_are_no_images() -> None:
+    conversation = Conversation((ChatMessage("user", IMAGE_MARKER),))
+
+    prepared = preparer(context=64).prepare_prompt(request(conversation))
+
+    assert prepared.prompt == list(f"<{IMAGE_MARKER}>".encode())
+    assert prepared.images == ()
+
+
+class Eyes:
+    """Every image is one token; it says what it was asked to read."""
+
+    longest_run = 1
+
+    def __init__(self) -> None:
+        self.read_so_far: list[Any] = []
+
+    def read(
+        self, texts: Sequence[str], pictures: Sequence[Picture], *, proceed: Callable[[int], None]
+    ) -> MixedPrompt:
+        for picture in pictures:
+            proceed(sum(map(len, texts)) + len(pictures))
+            self.read_so_far.append((list(texts), picture.size))
+        return MixedPrompt([TokenId(-1)], (ImageRun(0, 1, self),))
+
+
+def seeing(eyes: Eyes, **options: Any) -> Preparer:
+    seeing = preparer(**options)
+    assert isinstance(seeing.engine, EchoEngine)
+    seeing.engine.vision = eyes
+    return seeing
+
+
+def drawn(width: int, height: int) -> bytes:
+    file = BytesIO()
+    Image.new("RGB", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_images_are_scaled_and_read_with_the_texts_around_them() -> None:
+    eyes = Eyes()
+    conversation = Conversation(
+        (ChatMessage("user", "a#b#"),),
+        images=(drawn(40, 20), drawn(8, 8)),
+        image_marker="#",
+        longest_image_side=10,
+    )
+
+    prepared = seeing(eyes).prepare_prompt(request(conversation))
+
+    texts = ["<a", "b", ">"]
+    assert eyes.read_so_far == [(texts, (10, 5)), (texts, (8, 8))]
+    assert (prepared.prompt, len(prepared.images)) == ([-1], 1)
+
+
+def test_a_template_that_loses_an_image_or_doubles_it_is_refused() -> None:
+    for template in ("nothing", "{{ messages[0].content }}{{ messages[0].content }}"):
+        conversation = Conversation((ChatMessage("user", IMAGE_MARKER),), images=(drawn(8, 8),))
+
+        with pytest.raises(RequestError) as caught:
+            seeing(Eyes(), context=64, template=template).prepare_prompt(request(conversation))
+
+        assert caught.value.code is ErrorCode.CHAT_TEMPLATE_ERROR
+
+
+def test_images_that_can_never_fit_are_refused_before_one_is_read() -> None:
+    eyes = Eyes()
+    conversation = Conversation(
+        (ChatMessage("user", "#" * 20),), images=(drawn(8, 8),) * 20, image_marker="#"
+    )
+
+    with pytest.raises(RequestError, match="22 tokens") as caught:
+        seeing(eyes, context=22).prepare_prompt(request(conversation))
+
+    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert eyes.read_so_far == []
+
+
+def test_images_of_a_request_that_nobody_waits_for_are_not_read() -> None:
+    eyes = Eyes()
+    conversation = Conversation(
+        (ChatMessage("user", "###"),), images=(drawn(8, 8),) * 3, image_marker="#"
+    )
+
+    with pytest.raises(RequestError):
+        seeing(eyes).prepare_prompt(request(conversation), lambda: len(eyes.read_so_far) < 2)
+
+    assert len(eyes.read_so_far) == 2
 
 
 THINKING = "{{ messages[0].content }}{% if add_generation_prompt %}<think>{% endif %}{# </think> #}"

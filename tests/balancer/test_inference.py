@@ -387,17 +387,34 @@ async def test_an_id_that_is_open_already_is_refused(socket: ClientConnection, p
     assert (await agent.asked()).request_id != asked.request_id
 
 
-async def test_images_are_refused_in_the_published_form(
+async def test_an_image_travels_with_the_size_that_the_operator_wants(
+    play: Play, socket: ClientConnection, balancer: Balancer
+) -> None:
+    agent = play()
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eHl6"}}
+    params = {**CONVERSATION, "conversation_history": [{"role": "user", "content": [part]}]}
+    request = {"ContinueFromConversationHistory": params}
+
+    await socket.send(json.dumps({"Request": {"id": "x", "request": request}}))
+
+    prompt = (await agent.asked()).prompt
+    assert isinstance(prompt, Conversation)
+    assert prompt.images == (b"xyz",)
+    side = balancer.desired_state.inference_parameters.image_resize_to_fit
+    assert prompt.longest_image_side == side
+
+
+async def test_an_image_that_is_none_is_refused_in_the_published_form(
     socket: ClientConnection,
 ) -> None:
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    part = {"type": "image_url", "image_url": {"url": "https://host/image.png"}}
     params = {**CONVERSATION, "conversation_history": [{"role": "user", "content": [part]}]}
     request = {"ContinueFromConversationHistory": params}
 
     await socket.send(json.dumps({"Request": {"id": "x", "request": request}}))
 
     response = (await receive(socket))["Response"]
-    assert list(response["response"]["GeneratedToken"]) == ["MultimodalNotSupported"]
+    assert list(response["response"]["GeneratedToken"]) == ["ImageDecodingFailed"]
 
 
 async def test_a_message_that_is_too_large_closes_its_socket(

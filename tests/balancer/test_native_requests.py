@@ -2,6 +2,7 @@
 
 import json
 import math
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from balancer.terms import Priority, Terms
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
 from common.messages import (
+    IMAGE_MARKER,
     L2,
     ChatMessage,
     Constraint,
@@ -69,6 +71,17 @@ BAD_TOOL: dict[str, Any] = {
 }
 
 
+def image(data: bytes) -> dict[str, Any]:
+    url = f"data:image/png;base64,{b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def user(*parts: str | dict[str, Any]) -> dict[str, Any]:
+    """A message of text and images."""
+    content = [{"type": "text", "text": p} if isinstance(p, str) else p for p in parts]
+    return {"role": "user", "content": content}
+
+
 def conversation(**changes: Any) -> ContinueFromConversationHistory:
     body = json.dumps({**CONVERSATION, **changes}).encode()
     return parse(ContinueFromConversationHistory, body)
@@ -103,6 +116,75 @@ def test_text_parts_become_paragraphs() -> None:
     )
 
     assert frame.prompt == Conversation((ChatMessage("user", "a\nb"),))
+
+
+def test_images_travel_in_their_order_and_leave_a_mark_where_they_were() -> None:
+    history = [
+        user("Look:", image(b"one"), image(b"two")),
+        {"role": "assistant", "content": "Nice."},
+        user(image(b"three")),
+    ]
+
+    frame = generate(
+        conversation(conversation_history=history), R, Sampling(), longest_image_side=512
+    )
+
+    assert frame.prompt == Conversation(
+        (
+            ChatMessage("user", f"Look:\n{IMAGE_MARKER}\n{IMAGE_MARKER}"),
+            ChatMessage("assistant", "Nice."),
+            ChatMessage("user", IMAGE_MARKER),
+        ),
+        images=(b"one", b"two", b"three"),
+        longest_image_side=512,
+    )
+
+
+def test_nobody_can_write_what_stands_for_an_image() -> None:
+    written = f"{IMAGE_MARKER} <__media_2__>"
+
+    frame = generate(conversation(conversation_history=[user(written, image(b"x"))]), R, Sampling())
+
+    assert frame.prompt == Conversation(
+        (ChatMessage("user", f"{written}\n<__media_3__>"),),
+        images=(b"x",),
+        image_marker="<__media_3__>",
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("https://host/a.png", "data URI"),
+        ("file:///etc/passwd", "data URI"),
+        ("", "data URI"),
+        ("AAAA", "data URI"),
+        ("data:image/png;base64", "comma"),
+        ("data:image/png,AAAA", "base64"),
+        ("data:image/png;base64,A", "broken"),
+        ("data:image/png;base64,AA=A", "broken"),
+        ("data:image/png;base64,A A=", "broken"),
+        ("data:image/png;base64,é", "broken"),
+    ],
+)
+def test_an_image_that_is_no_data_uri_is_refused_without_repeating_it(url: str, why: str) -> None:
+    part = {"type": "image_url", "image_url": {"url": url}}
+
+    with pytest.raises(RequestError, match=why) as caught:
+        generate(conversation(conversation_history=[user(part)]), R, Sampling())
+
+    assert caught.value.code is ErrorCode.IMAGE_DECODING_FAILED
+    assert not url or url not in caught.value.message
+
+
+@pytest.mark.parametrize("head", ["data:;base64", "DATA:image/JPEG;Base64", "data:a/b;c=d;base64"])
+def test_the_kinds_of_data_uris_are_read(head: str) -> None:
+    part = {"type": "image_url", "image_url": {"url": f"{head},eHl6"}}
+
+    frame = generate(conversation(conversation_history=[user(part)]), R, Sampling())
+
+    assert isinstance(frame.prompt, Conversation)
+    assert frame.prompt.images == (b"xyz",)
 
 
 def test_a_request_may_replace_single_sampling_values() -> None:
@@ -188,17 +270,7 @@ def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
             ),
             "grammar_with_thinking",
         ),
-        (
-            conversation(
-                conversation_history=[
-                    {
-                        "role": "user",
-                        "content": [{"type": "image_url", "image_url": {"url": "data:"}}],
-                    }
-                ]
-            ),
-            "multimodal_not_supported",
-        ),
+        (conversation(conversation_history=[user(*[image(b"x")] * 65)]), "invalid_request"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(params: GenerationParams, code: str) -> None:
@@ -405,6 +477,10 @@ def test_a_request_may_say_where_and_when_it_is_served(
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "requests.json").read_text())
 
 FRAMES = {
+    "conversation with images": Conversation(
+        (ChatMessage("user", f"What is this?\n{IMAGE_MARKER}\n{IMAGE_MARKER}"),),
+        images=(b"\x89PNG", b"\xff\xd8\xff"),
+    ),
     "conversation": Conversation(
         (ChatMessage("system", "Be brief."), ChatMessage("user", "Say\nhi.")),
         add_generation_prompt=True,

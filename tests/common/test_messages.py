@@ -31,6 +31,7 @@ TO_BALANCER = [
             m.ToolCallsEnded(R, m.ToolCallsInvalid(("why",))),
             m.ToolCallsEnded(R, m.ToolCallFormatUnknown("text", "why")),
             m.Failed(R, ErrorCode.DECODE_FAILED, "why"),
+            m.Failed(R, ErrorCode.IMAGE_EXCEEDS_BATCH_SIZE, "why", {"n_batch": 1}),
             m.Embedded(R, "d", 2, bytes(16)),
             m.DocumentTooLong(R, "d", 9, 8),
             m.Busy(R),
@@ -44,6 +45,16 @@ TO_AGENT = [
         prompt=m.Conversation((m.ChatMessage("user", "Hi"),), tools=({"type": "function"},)),
         max_tokens=9,
         sampling=m.Sampling(temperature=0.0, seed=1),
+    ),
+    m.Generate(
+        request_id=R,
+        prompt=m.Conversation(
+            (m.ChatMessage("user", "#"),),
+            images=(b"\xff\x00", b""),
+            image_marker="#",
+            longest_image_side=9,
+        ),
+        max_tokens=9,
     ),
     m.Embed(
         request_id=R,

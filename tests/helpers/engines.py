@@ -1,10 +1,10 @@
 """Engines that do what a test needs."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agent.echo import ByteVocabulary, EchoEngine
-from agent.engine import Chunk, Decoded
+from agent.engine import Chunk, Decoded, ImageRun, MixedPrompt, Picture
 from common.errors import DecodeError
 from common.ids import TokenId
 
@@ -33,6 +33,38 @@ class HeldEngine(EchoEngine):
             self.failures -= 1
             raise DecodeError("told to fail")
         return super().decode(chunks)
+
+
+class HeldVision:
+    """Every image is one of four tokens, and is encoded only when the test lets it."""
+
+    longest_run = 4
+
+    def __init__(self) -> None:
+        self.is_used = threading.Event()
+        self.may_go_on = threading.Event()
+        self.encoded = 0
+
+    def read(
+        self,
+        texts: Sequence[str],
+        pictures: Sequence[Picture],
+        *,
+        proceed: Callable[[int], None],
+    ) -> MixedPrompt:
+        count = sum(map(len, texts)) + 4 * len(pictures)
+        tokens: list[TokenId] = []
+        runs: list[ImageRun] = []
+        for n, text in enumerate(texts):
+            tokens += ByteVocabulary().tokenize(text)
+            if n < len(pictures):
+                proceed(count)
+                self.is_used.set()
+                self.may_go_on.wait()
+                self.encoded += 1
+                runs.append(ImageRun(len(tokens), 4, pictures[n]))
+                tokens += (TokenId(-1 - at) for at in range(4))
+        return MixedPrompt(tokens, tuple(runs))
 
 
 class HeldVocabulary(ByteVocabulary):
