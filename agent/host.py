@@ -350,11 +350,11 @@ def _named(reference: ModelReference) -> str:
     return "" if isinstance(reference, NoModel) else describe(reference)
 
 
-def _load_issue(error: ModelError, *, model: str, projection: str) -> AgentIssue:
+def _load_issue(error: Exception, *, model: str, projection: str) -> AgentIssue:
     if isinstance(error, ProjectorError):
         kind = IssueKind.MULTIMODAL_PROJECTION_CANNOT_BE_LOADED
         return AgentIssue(kind, projection, str(error))
-    return AgentIssue(IssueKind.MODEL_CANNOT_BE_LOADED, model, str(error))
+    return AgentIssue(IssueKind.MODEL_CANNOT_BE_LOADED, model, str(error) or repr(error))
 
 
 def _template_issue(target: Target, error: RequestError) -> AgentIssue:
