@@ -1,8 +1,10 @@
 """An operator changes the model of a running fleet, and no client notices more than time."""
 
 import json
+import math
 import shutil
 import signal
+import struct
 import threading
 import time
 from collections.abc import Generator
@@ -269,6 +271,24 @@ def test_the_batch_size_of_the_desired_state_bounds_documents(up: Up) -> None:
     assert told[-1] == "Done"
 
 
+def test_a_vector_for_each_token_of_a_long_document_comes_through(up: Up) -> None:
+    """More than Serve's proxy takes in one message."""
+    parameters = up.client.get(STATE).json()["inference_parameters"]
+    changed = {**parameters, "enable_embeddings": True, "pooling_type": "None"}
+    batch = [{"id": "long", "content": "word " * 1500}]
+
+    want(up, inference_parameters=changed)
+    response = up.client.post(
+        "/api/v1/generate_embedding_batch",
+        json={"input_batch": batch, "normalization_method": "None"},
+    )
+    want(up, inference_parameters=parameters)
+
+    lines = response.text.splitlines()
+    assert len(lines) > 1500
+    assert json.loads(lines[-1])["Response"]["response"] == {"Embedding": "Done"}
+
+
 THINKING = """{% for m in messages %}{{ m.content }}{% endfor %}{{ tools }}
 {# <think></think> <tool_call></tool_call> #}"""
 TOOL: dict[str, Any] = {
@@ -433,3 +453,36 @@ def test_up_says_in_one_line_that_there_is_no_model_at_the_address() -> None:
         assert command.ended() == 1
         assert "ModelDoesNotExistAtUrl" in command.lines[-1]
     assert command.processes() == []
+
+
+def deadly(path: Path) -> Path:
+    """A model with which llama.cpp ends the process, when all of it is loaded."""
+    content = default_model().read_bytes()
+    key = b"llama.attention.layer_norm_rms_epsilon"
+    value = content.index(key) + len(key) + 4  # behind its type
+    path.write_bytes(content[:value] + struct.pack("<f", math.nan) + content[value + 4 :])
+    return path
+
+
+def test_a_model_that_kills_its_process_kills_one_agent_only_and_that_once(
+    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE_DIR", str(tmp_path))
+    with start_up("--agents", "2", "--slots", "1") as up:
+        want_model(up, deadly(tmp_path / "deadly.gguf"))
+        agents = up.until(
+            lambda agents: any(a["state_application_status"] == "Stuck" for a in agents)
+        )
+
+        assert sorted(agent["slots_total"] for agent in agents) == [0, 1]
+        (stuck,) = (agent for agent in agents if agent["slots_total"] == 0)
+        assert [*stuck["issues"][0]] == ["ModelCannotBeLoaded"]
+        assert "Done" in answer(up)[-1]
+        status = Command("status", "--port", str(up.port))
+        assert status.ended() == 0
+        printed = "\n".join(status.lines)
+        assert "No further agent changes its model" in printed
+        assert "the process ended 2 times while it was loaded" in printed
+
+        want_model(up, other)
+        up.until(lambda agents: serves(agents, other, 2))
