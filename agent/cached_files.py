@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from common.errors import HeadraceError
-from common.messages import IssueKind
+from common.models import IssueKind
 
 LOOK_EVERY = 0.1
 """Seconds between two looks at ``stop``, or at a lock that somebody holds."""

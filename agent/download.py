@@ -34,7 +34,7 @@ from agent.cached_files import (
     wait,
     write_record,
 )
-from common.messages import Download, IssueKind
+from common.models import Download, IssueKind
 
 log = logging.getLogger(__name__)
 # It writes down each address in full, and in some a password or a signature stands.

@@ -32,13 +32,11 @@ from agent.swap import (
 )
 from agent.template import ChatTemplate
 from common.errors import ModelError, ProjectorError, RequestError
-from common.messages import (
+from common.messages import Described, Event, Figures
+from common.models import (
     AgentDesiredState,
     AgentIssue,
-    Described,
     Download,
-    Event,
-    Figures,
     HuggingFaceModel,
     IssueKind,
     LocalModel,

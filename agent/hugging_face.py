@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from agent.cached_files import DownloadError, call_on_a_thread, locked, publish
 from agent.download import Patience, Reporter, Source, TransientError, fetch, refusal
-from common.messages import IssueKind
+from common.models import IssueKind
 
 log = logging.getLogger(__name__)
 

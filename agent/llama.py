@@ -22,7 +22,8 @@ from agent.llama_sampler import LlamaSampler, LlamaSamplers
 from agent.llama_vision import LlamaEncoding, LlamaVision
 from common.errors import DecodeError, ModelError, RequestError
 from common.ids import SequenceId, TokenId
-from common.messages import CacheType, Constraint, FlashAttention, Logprobs, Sampling
+from common.messages import Constraint, Logprobs, Sampling
+from common.models import CacheType, FlashAttention
 
 DEFAULT_CONTEXT = 4096
 """Tokens of one request, prompt and answer, unless the model was trained for fewer."""

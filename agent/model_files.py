@@ -39,14 +39,7 @@ from agent.download import (
 )
 from agent.hugging_face import HuggingFace
 from common.errors import HeadraceError, ModelError
-from common.messages import (
-    AgentIssue,
-    Download,
-    HuggingFaceModel,
-    IssueKind,
-    LocalModel,
-    UrlModel,
-)
+from common.models import AgentIssue, Download, HuggingFaceModel, IssueKind, LocalModel, UrlModel
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from common.errors import ErrorCode, RequestError
 from common.ids import AgentId, RequestId
 from common.messages import (
     PROTOCOL,
-    Application,
     Busy,
     Cancel,
     Conversation,
@@ -42,6 +41,7 @@ from common.messages import (
     ToAgent,
     Usage,
 )
+from common.models import Application
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ import enum
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from common.messages import (
+from common.models import (
     AgentDesiredState,
     AgentIssue,
     Application,

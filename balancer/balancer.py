@@ -37,8 +37,8 @@ from common.messages import (
     TokenGenerated,
     ToolCallsEnded,
     encode,
-    names,
 )
+from common.models import names
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,15 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from common import messages
-from common.messages import (
+from common import messages, models
+from common.messages import Pooling, Sampling
+from common.models import (
     AgentDesiredState,
     CacheType,
     EngineChoices,
     FlashAttention,
     ModelReference,
     NoModel,
-    Pooling,
-    Sampling,
 )
 
 
@@ -117,14 +116,14 @@ class HuggingFaceModel(Strict):
 
     def referred(self) -> ModelReference:
         told = self.reference
-        return messages.HuggingFaceModel(told.repo_id, told.filename, told.revision)
+        return models.HuggingFaceModel(told.repo_id, told.filename, told.revision)
 
 
 class LocalModel(Strict):
     path: str = Field(alias="LocalToAgent")
 
     def referred(self) -> ModelReference:
-        return messages.LocalModel(self.path)
+        return models.LocalModel(self.path)
 
 
 def _is_absent(value: object) -> bool:
@@ -143,7 +142,7 @@ class UrlModel(Strict):
     reference: UrlReference = Field(alias="Url")
 
     def referred(self) -> ModelReference:
-        return messages.UrlModel(self.reference.url, self.reference.sha256)
+        return models.UrlModel(self.reference.url, self.reference.sha256)
 
 
 DesiredModel: TypeAlias = Literal["None"] | HuggingFaceModel | LocalModel | UrlModel

@@ -22,7 +22,7 @@ from balancer.native_requests import parse
 from balancer.state_store import StateStore
 from common.errors import ErrorCode, RequestError
 from common.ids import AgentId
-from common.messages import AgentIssue, IssueKind
+from common.models import AgentIssue, IssueKind
 
 KEEP_ALIVE = 3.0
 """Seconds between comments on an idle stream; the published client gives up after 5."""

@@ -11,7 +11,7 @@ from agent.loop import LoopSettings
 from agent.model_files import ModelFiles, default_cache, describe
 from agent.service import Agent
 from agent.swap import ModelSwap, Setup
-from common.messages import (
+from common.models import (
     CacheType,
     Download,
     FlashAttention,

@@ -16,7 +16,8 @@ from agent.model_files import check_model as check_file
 from balancer.desired_state import LocalModel, referred
 from balancer.state_store import StateError, open_store
 from common.errors import ModelError
-from common.messages import LONGEST_NAME, CacheType, EngineChoices, FlashAttention
+from common.messages import LONGEST_NAME
+from common.models import CacheType, EngineChoices, FlashAttention
 from deploy.bench import Api
 from deploy.model import parse_model
 from deploy.settings import AgentSettings, EngineKind

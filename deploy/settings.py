@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.engine import KvLayout
-from common.messages import EngineChoices, ModelReference
+from common.models import EngineChoices, ModelReference
 
 CLIENT_PORT = 8061
 AGENT_PORT = 8062

@@ -14,15 +14,8 @@ from agent.engine import Chunk, KvLayout, SamplerPlace
 from agent.llama import Attention, Device, LlamaEngine, check_loadable
 from common.errors import DecodeError, ModelError
 from common.ids import RequestId, SequenceId, TokenId
-from common.messages import (
-    CacheType,
-    ChatMessage,
-    Conversation,
-    FinishReason,
-    FlashAttention,
-    RawPrompt,
-    Sampling,
-)
+from common.messages import ChatMessage, Conversation, FinishReason, RawPrompt, Sampling
+from common.models import CacheType, FlashAttention
 from deploy.model import default_model
 
 ENDLESS = replace(GREEDY, ignore_eos=True)

@@ -22,6 +22,8 @@ COVERED_BY = {
     "agent/kv.py": "agent/scheduler.py",
     "agent/echo.py": "agent/scheduler.py",
     "agent/lark.py": "agent/gbnf.py",
+    "common/frame.py": "common/messages.py",
+    "common/models.py": "common/messages.py",
     "agent/cached_files.py": "agent/download.py",
     "agent/host.py": "agent/service.py",
     "agent/format_families.py": "agent/formats.py",

@@ -51,7 +51,7 @@ from agent.download import (
     is_downgrade,
     version_of,
 )
-from common.messages import Download, IssueKind
+from common.models import Download, IssueKind
 
 MAGIC = b"GGUF"
 MODEL = MAGIC + bytes(range(256)) * 2000

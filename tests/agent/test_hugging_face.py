@@ -13,7 +13,7 @@ from file_server import FileServer, cut_after, page, silent, stall_after, status
 
 from agent.hugging_face import HuggingFace
 from agent.model_files import ModelFileError, ModelFiles, ModelFileStopped
-from common.messages import AgentIssue, Download, HuggingFaceModel, IssueKind
+from common.models import AgentIssue, Download, HuggingFaceModel, IssueKind
 
 MODEL = b"GGUF" + bytes(range(256)) * 2000
 OTHER = b"GGUF" + bytes(reversed(range(256))) * 2000
@@ -353,7 +353,7 @@ CHILD = """
 import sys, threading
 from pathlib import Path
 from agent.model_files import ModelFileError, ModelFiles
-from common.messages import HuggingFaceModel
+from common.models import HuggingFaceModel
 
 files = ModelFiles(cache=Path("unused"))
 assert "huggingface_hub" not in sys.modules

@@ -24,14 +24,7 @@ from agent.model_files import (
     safe_filename,
 )
 from common.errors import ModelError
-from common.messages import (
-    AgentIssue,
-    Download,
-    HuggingFaceModel,
-    IssueKind,
-    LocalModel,
-    UrlModel,
-)
+from common.models import AgentIssue, Download, HuggingFaceModel, IssueKind, LocalModel, UrlModel
 
 MODEL = b"GGUF" + bytes(range(256)) * 2000
 OTHER = b"GGUF" + bytes(reversed(range(256))) * 2000
@@ -355,7 +348,7 @@ CHILD = """
 import sys, threading
 from pathlib import Path
 from agent.model_files import ModelFiles
-from common.messages import UrlModel
+from common.models import UrlModel
 
 files = ModelFiles(cache=Path(sys.argv[1]), lock_timeout=60, read_timeout=60)
 path = files.find(UrlModel(sys.argv[2]), progress=lambda _: None, stop=threading.Event())

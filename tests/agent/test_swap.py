@@ -21,7 +21,7 @@ from agent.swap import (
     Unload,
     UseTemplate,
 )
-from common.messages import (
+from common.models import (
     AgentDesiredState,
     AgentIssue,
     Application,

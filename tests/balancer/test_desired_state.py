@@ -10,13 +10,8 @@ from balancer.desired_state import (
     InferenceParameters,
     agent_state,
 )
-from common.messages import (
-    AgentDesiredState,
-    CacheType,
-    EngineChoices,
-    HuggingFaceModel,
-    Sampling,
-)
+from common.messages import Sampling
+from common.models import AgentDesiredState, CacheType, EngineChoices, HuggingFaceModel
 
 DEFAULTS: dict[str, Any] = {
     "n_batch": 2048,

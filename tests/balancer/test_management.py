@@ -16,16 +16,8 @@ from balancer.balancer import Balancer
 from balancer.desired_state import BalancerDesiredState
 from balancer.state_store import FileStore, MemoryStore, StateError, StoredState
 from common.ids import RequestId
-from common.messages import (
-    AgentIssue,
-    Described,
-    Download,
-    EngineChoices,
-    IssueKind,
-    LocalModel,
-    NoModel,
-    Sampling,
-)
+from common.messages import Described, Sampling
+from common.models import AgentIssue, Download, EngineChoices, IssueKind, LocalModel, NoModel
 
 
 async def next_state(lines: AsyncIterator[str]) -> dict[str, Any]:

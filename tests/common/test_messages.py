@@ -2,6 +2,7 @@ import msgspec
 import pytest
 
 from common import messages as m
+from common import models
 from common.errors import STATUS, ErrorCode
 from common.ids import AgentId, RequestId, TokenId
 
@@ -11,9 +12,11 @@ STATUS_FRAME = m.Status(
     slots_desired=4,
     slots_total=4,
     slots_processing=1,
-    application=m.Application.STUCK,
-    download=m.Download("a.gguf", 1, None),
-    issues=(m.AgentIssue(m.IssueKind.DOWNLOAD_INTERRUPTED, "https://host/a.gguf", "why"),),
+    application=models.Application.STUCK,
+    download=models.Download("a.gguf", 1, None),
+    issues=(
+        models.AgentIssue(models.IssueKind.DOWNLOAD_INTERRUPTED, "https://host/a.gguf", "why"),
+    ),
 )
 
 TO_BALANCER = [
@@ -65,12 +68,12 @@ TO_AGENT = [
     m.Cancel(R),
     m.SetState(
         7,
-        m.AgentDesiredState(
-            model=m.HuggingFaceModel("owner/repo", "a.gguf", "main"),
-            multimodal_projection=m.UrlModel("https://host/b.gguf", "ab" * 32),
+        models.AgentDesiredState(
+            model=models.HuggingFaceModel("owner/repo", "a.gguf", "main"),
+            multimodal_projection=models.UrlModel("https://host/b.gguf", "ab" * 32),
             chat_template="{{ x }}",
-            choices=m.EngineChoices(context_size=0, k_cache_dtype=m.CacheType.Q8_0),
-            overrides=m.EngineChoices(tensor_split=(1.0, 2.0)),
+            choices=models.EngineChoices(context_size=0, k_cache_dtype=models.CacheType.Q8_0),
+            overrides=models.EngineChoices(tensor_split=(1.0, 2.0)),
         ),
     ),
     m.Swap(3),
@@ -119,25 +122,27 @@ def test_every_error_has_a_status() -> None:
 @pytest.mark.parametrize(
     ("reference", "names"),
     [
-        (m.NoModel(), set[str]()),
-        (m.LocalModel("/models/qwen.gguf"), {"qwen", "qwen.gguf"}),
-        (m.LocalModel("C:\\models\\qwen.gguf"), {"qwen", "qwen.gguf"}),
-        (m.UrlModel("https://host/a/qwen.gguf?key=1"), {"qwen", "qwen.gguf"}),
+        (models.NoModel(), set[str]()),
+        (models.LocalModel("/models/qwen.gguf"), {"qwen", "qwen.gguf"}),
+        (models.LocalModel("C:\\models\\qwen.gguf"), {"qwen", "qwen.gguf"}),
+        (models.UrlModel("https://host/a/qwen.gguf?key=1"), {"qwen", "qwen.gguf"}),
         (
-            m.HuggingFaceModel("owner/repo", "sub/qwen.gguf", "main"),
+            models.HuggingFaceModel("owner/repo", "sub/qwen.gguf", "main"),
             {"qwen", "qwen.gguf", "owner/repo"},
         ),
     ],
 )
 def test_a_model_has_the_names_that_clients_know(
-    reference: m.ModelReference, names: set[str]
+    reference: models.ModelReference, names: set[str]
 ) -> None:
-    assert m.names(reference) == names
+    assert models.names(reference) == names
 
 
 def test_what_is_said_first_goes_before_the_rest() -> None:
-    merged = m.EngineChoices.merged(
-        m.EngineChoices(threads=1), m.EngineChoices(threads=2, slots=3), m.EngineChoices(slots=4)
+    merged = models.EngineChoices.merged(
+        models.EngineChoices(threads=1),
+        models.EngineChoices(threads=2, slots=3),
+        models.EngineChoices(slots=4),
     )
 
-    assert merged == m.EngineChoices(threads=1, slots=3)
+    assert merged == models.EngineChoices(threads=1, slots=3)

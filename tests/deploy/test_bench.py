@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from balancer.balancer import Balancer
 from balancer.link import AgentListener
-from common.messages import EngineChoices
+from common.models import EngineChoices
 from deploy.agents import make_agent
 from deploy.bench import Api, Asking, Bench, Server, ask, find_server, open_client
 from deploy.bench_report import BenchError, Closed, Open, Outcome, Plan, Usage

@@ -5,7 +5,7 @@ import pytest
 
 from agent.model_files import check_model
 from balancer.desired_state import DesiredModel, LocalModel, UrlModel, referred
-from common import messages
+from common import models
 from common.errors import ModelError
 from deploy.model import default_model, parse_model
 
@@ -21,23 +21,21 @@ def test_the_default_model_is_a_file_of_a_package_that_is_not_imported() -> None
 @pytest.mark.parametrize(
     ("text", "reference"),
     [
-        ("/models/a.gguf", messages.LocalModel("/models/a.gguf")),
-        ("agent:///models/a.gguf", messages.LocalModel("/models/a.gguf")),
+        ("/models/a.gguf", models.LocalModel("/models/a.gguf")),
+        ("agent:///models/a.gguf", models.LocalModel("/models/a.gguf")),
         (
             "https://huggingface.co/owner/repo/blob/main/sub/a.gguf",
-            messages.HuggingFaceModel("owner/repo", "sub/a.gguf", "main"),
+            models.HuggingFaceModel("owner/repo", "sub/a.gguf", "main"),
         ),
         (
             "https://huggingface.co/owner/repo/resolve/v1.0/a.gguf?download=true",
-            messages.HuggingFaceModel("owner/repo", "a.gguf", "v1.0"),
+            models.HuggingFaceModel("owner/repo", "a.gguf", "v1.0"),
         ),
-        ("http://host/a.gguf?x=1", messages.UrlModel("http://host/a.gguf?x=1")),
-        ("https://huggingface.co/owner", messages.UrlModel("https://huggingface.co/owner")),
+        ("http://host/a.gguf?x=1", models.UrlModel("http://host/a.gguf?x=1")),
+        ("https://huggingface.co/owner", models.UrlModel("https://huggingface.co/owner")),
     ],
 )
-def test_a_model_is_read_as_operators_write_it(
-    text: str, reference: messages.ModelReference
-) -> None:
+def test_a_model_is_read_as_operators_write_it(text: str, reference: models.ModelReference) -> None:
     assert referred(parse_model(text)) == reference
 
 

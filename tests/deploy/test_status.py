@@ -9,7 +9,7 @@ from played import Play
 from rich.console import Console
 
 from common.errors import HeadraceError
-from common.messages import AgentIssue, Application, Download, IssueKind
+from common.models import AgentIssue, Application, Download, IssueKind
 from deploy.status import HALTED, show_status
 
 STUCK = AgentIssue(IssueKind.MODEL_CANNOT_BE_LOADED, "/m.gguf", "no memory for it")

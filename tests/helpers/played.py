@@ -12,8 +12,6 @@ from balancer.exchange import Exchange
 from common.ids import AgentId, RequestId, TokenId
 from common.messages import (
     PROTOCOL,
-    AgentDesiredState,
-    Application,
     Cancel,
     Described,
     Embed,
@@ -35,6 +33,7 @@ from common.messages import (
     decode_to_balancer,
     encode,
 )
+from common.models import AgentDesiredState, Application
 
 
 class PlayedAgent:
