@@ -5,12 +5,13 @@ Optional keys of our own stand next to the published ones: ``sampling``, ``seed`
 ``logprobs`` and ``cache_salt``.
 """
 
+import hashlib
 import json
 import math
 from abc import abstractmethod
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from msgspec.structs import replace
@@ -104,12 +105,11 @@ def _marker_beside(messages: Iterable[ConversationMessage]) -> str:
     texts = [
         part.text for message in messages for part in message.parts if isinstance(part, TextPart)
     ]
-    marker = IMAGE_MARKER
-    for n in count(2):
-        if not any(marker in text for text in texts):
-            break
-        marker = f"<__media_{n}__>"
-    return marker
+    if not any(IMAGE_MARKER in text for text in texts):
+        return IMAGE_MARKER
+    # No text contains its own sum.
+    digest = hashlib.sha256("".join(texts).encode()).hexdigest()
+    return f"<__media_{digest}__>"
 
 
 class ToolParameters(Strict):
