@@ -215,8 +215,10 @@ class ModelHost:
         except RequestError as error:
             self.hand_over(self._not_found, target, _template_issue(target, error), True)
         except Exception as error:
-            if not stop.is_set():
-                self.hand_over(self._owner.broke_down, error)
+            if not stop.is_set():  # a fault of ours, but what serves goes on
+                log.exception("the model could not be looked for")
+                issue = _load_issue(error, model=_named(target.model), projection="")
+                self.hand_over(self._not_found, target, issue, False)
         else:
             self.hand_over(self._found, setup)
         finally:

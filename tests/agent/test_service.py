@@ -200,6 +200,8 @@ class PlayedModels:
     def __init__(self, **engines: Engine | Exception) -> None:
         self.engines: dict[str, Engine | Exception] = dict(engines)
         self.loads: list[str] = []
+        self.checks = False
+        """True: what cannot be loaded is found out beforehand."""
         self.fetches = False
         """True: what is looked for comes slowly, and never."""
 
@@ -224,7 +226,9 @@ class PlayedModels:
         return reference.path
 
     def check(self, setup: Setup, /) -> None:
-        pass
+        engine = self.engines[setup.model_path]
+        if self.checks and isinstance(engine, Exception):
+            raise engine
 
     def load(self, setup: Setup, /) -> Engine:
         self.loads.append(setup.model_path)
@@ -611,6 +615,21 @@ async def test_whatever_a_load_ends_with_leaves_the_old_model_serving(
 
     status = await link.status(lambda status: status.turn_taken == 1)
     assert (status.application, status.slots_total) == (Application.STUCK, 2)
+
+
+async def test_whatever_a_search_ends_with_leaves_the_old_model_serving(
+    balancer: PlayedBalancer, running: RunningAgent, models: PlayedModels
+) -> None:
+    models.engines[OTHER.path] = UnicodeError("not what anybody expected")
+    models.checks = True
+    link = await balancer.link()
+    await link.ready()
+
+    await link.send(wanted(OTHER))
+
+    status = await link.status(lambda status: status.application is Application.RETRYING)
+    assert [issue.detail for issue in status.issues] == ["not what anybody expected"]
+    assert status.slots_total == 2
 
 
 async def test_a_file_that_is_missing_is_told_while_the_old_model_serves(
