@@ -193,8 +193,8 @@ class Balancer:
         self._give_turns(self._rollout.leave(agent_id))
         if self._rollout.halted_by == agent_id:
             log.warning(
-                "agent_id=%s was lost while it changed its model: the others keep theirs until it "
-                "is back, or the desired state is put again",
+                "agent_id=%s was lost while it changed its model: the others keep theirs until an "
+                "agent has shown that the model works, or the desired state is put again",
                 agent_id,
             )
         self._carry_out(effects)
