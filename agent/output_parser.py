@@ -36,8 +36,23 @@ UNKNOWN_FORMAT = "it is not known how this model's chat template wants tool call
 SECTIONS = (TokenClass.REASONING, TokenClass.TOOL_CALL)
 
 
+class _Marked:
+    """What is looked for in a state."""
+
+    marks: Mapping[str, str]
+    signs: Mapping[str, str]
+
+    @cached_property
+    def all_marks(self) -> tuple[str, ...]:
+        return (*self.marks, *self.signs)
+
+    @cached_property
+    def longest(self) -> int:
+        return max(map(len, self.all_marks), default=0)
+
+
 @dataclass(frozen=True)
-class Text:
+class Text(_Marked):
     """A state that shows what it reads, until one of its marks leads to another state."""
 
     token_class: TokenClass
@@ -47,21 +62,13 @@ class Text:
     """Not hidden: they are the beginning of what the next state shows."""
 
     @cached_property
-    def all_marks(self) -> tuple[str, ...]:
-        return (*self.marks, *self.signs)
-
-    @cached_property
-    def longest(self) -> int:
-        return max(map(len, self.all_marks), default=0)
-
-    @cached_property
     def pattern(self) -> re.Pattern[str]:
         # Nothing is also a pattern, which is found everywhere: this one is found nowhere.
         return re.compile("|".join(map(re.escape, self.all_marks)) or r"(?!)")
 
 
 @dataclass(frozen=True)
-class Between:
+class Between(_Marked):
     """The beginning of an answer, and what follows a section: marks are looked for at once or,
     behind white space, or not at all: then it goes on with ``otherwise``.
     """
@@ -69,14 +76,6 @@ class Between:
     otherwise: str
     marks: Mapping[str, str] = field(default_factory=dict[str, str])
     signs: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    @cached_property
-    def all_marks(self) -> tuple[str, ...]:
-        return (*self.marks, *self.signs)
-
-    @cached_property
-    def longest(self) -> int:
-        return max(map(len, self.all_marks), default=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ DRAIN_TIMEOUT = 120.0
 
 ECHO_CONTEXT = 4096
 DEFAULT_SLOTS = 4
-DEFAULT_BATCH = 2048
 
 
 def make_agent(settings: AgentSettings) -> Agent:
@@ -132,7 +131,14 @@ class LlamaModels:
             return self._load(setup)
 
     def _load(self, setup: Setup) -> Engine:
-        from agent.llama import DEFAULT_CONTEXT, Attention, Device, LlamaEngine
+        from agent.llama import (
+            DEFAULT_CONTEXT,
+            EMBEDDING_BATCH_SIZE,
+            IMAGE_BATCH_SIZE,
+            Attention,
+            Device,
+            LlamaEngine,
+        )
 
         choices = setup.target.choices
         cells = self._settings.kv_cells
@@ -146,9 +152,9 @@ class LlamaModels:
             context=context,
             cells=cells,
             layout=self._settings.kv_layout,
-            embedding_batch_size=choices.n_batch or DEFAULT_BATCH,
+            embedding_batch_size=choices.n_batch or EMBEDDING_BATCH_SIZE,
             projector_path=setup.projection_path,
-            image_batch_size=choices.n_batch or DEFAULT_BATCH,
+            image_batch_size=choices.n_batch or IMAGE_BATCH_SIZE,
             device=Device(
                 gpu_layers=choices.n_gpu_layers or 0,
                 tensor_split=choices.tensor_split or (),
