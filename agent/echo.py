@@ -25,6 +25,7 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 class ByteVocabulary:
     beginning: TokenId | None = None
+    size = END + 1
     longest_piece = 1
     special_texts: Mapping[str, str] = {"bos_token": "", "eos_token": "", "nl_token": "\n"}
 

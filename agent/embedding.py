@@ -111,7 +111,9 @@ class EmbeddingRequest:
     normalization: Normalization
 
 
-def tokenize(frame: Embed, embedder: Embedder, *, longest_piece: int) -> EmbeddingRequest:
+def tokenize(
+    frame: Embed, embedder: Embedder, *, longest_piece: int, vocabulary_size: int
+) -> EmbeddingRequest:
     """For any thread. ``longest_piece``: how many bytes of text one token covers at most."""
     documents: list[TokenizedDocument | Refusal] = []
     limit = embedder.document_limit
@@ -122,8 +124,14 @@ def tokenize(frame: Embed, embedder: Embedder, *, longest_piece: int) -> Embeddi
         if least > limit:
             documents.append(DocumentTooLong(frame.request_id, document_id, least, limit))
             continue
-        tokens = embedder.tokenize(document.text)
-        if not tokens:
+        tokens = document.tokens
+        if tokens is None:
+            tokens = embedder.tokenize(document.text)
+        wrong = next((token for token in tokens if not 0 <= token < vocabulary_size), None)
+        if wrong is not None:
+            message = f"the model has no token {wrong}"
+            documents.append(DocumentFailed(frame.request_id, document_id, message))
+        elif not tokens:
             documents.append(DocumentFailed(frame.request_id, document_id, "it is empty"))
         elif len(tokens) > limit:
             documents.append(DocumentTooLong(frame.request_id, document_id, len(tokens), limit))

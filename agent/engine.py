@@ -82,6 +82,11 @@ class Vocabulary(Protocol):
         ...
 
     @property
+    def size(self) -> int:
+        """How many tokens there are: they are 0 to ``size`` - 1."""
+        ...
+
+    @property
     def longest_piece(self) -> int:
         """How many bytes of text one token covers at most."""
         ...

@@ -17,7 +17,7 @@ from agent.template import ChatTemplate
 from agent.tools import Tools
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, TokenId
-from common.messages import Conversation, Embed, Generate, RawPrompt
+from common.messages import CallsTold, Conversation, Embed, Generate, RawPrompt, TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +75,25 @@ class Preparer:
         ``is_wanted``: asked now and then when it takes long; if not, an error is raised soon.
         """
         if isinstance(request, Embed):
-            longest = self._vocabulary.longest_piece
-            return tokenize(request, self.engine.embedder, longest_piece=longest)
+            return tokenize(
+                request,
+                self.engine.embedder,
+                longest_piece=self._vocabulary.longest_piece,
+                vocabulary_size=self._vocabulary.size,
+            )
         return self.prepare_prompt(request, is_wanted)
 
     def prepare_prompt(
         self, request: Generate, is_wanted: Callable[[], bool] = _always
     ) -> PreparedRequest:
         text = self._render(request)
-        if isinstance(request.prompt, Conversation) and request.prompt.images:
-            prompt = self._see(request.prompt, text, is_wanted)
-        else:
-            prompt = self._read(text)
+        match request.prompt:
+            case TokenPrompt(given):
+                prompt = self._take(given)
+            case Conversation(images=images) if images:
+                prompt = self._see(request.prompt, text, is_wanted)
+            case _:
+                prompt = self._read(text)
         tokens = prompt.tokens
         if not tokens:
             raise RequestError(ErrorCode.INVALID_REQUEST, "the prompt is empty")
@@ -105,6 +112,15 @@ class Preparer:
             request.cache_prompt,
             prompt.images,
         )
+
+    def _take(self, tokens: Sequence[TokenId]) -> MixedPrompt:
+        wrong = next((token for token in tokens if not 0 <= token < self._vocabulary.size), None)
+        if wrong is not None:
+            raise RequestError(
+                ErrorCode.INVALID_REQUEST,
+                f"the model has no token {wrong}: its tokens are 0 to {self._vocabulary.size - 1}",
+            )
+        return MixedPrompt(list(tokens))
 
     def _read(self, text: str) -> MixedPrompt:
         self._check_text(len(text))
@@ -159,14 +175,11 @@ class Preparer:
             raise self._too_long(str(count))
 
     def _parser(self, request: Generate, text: str) -> OutputParser:
-        tools = None
-        offered = request.prompt.tools if isinstance(request.prompt, Conversation) else ()
-        if offered:
-            tools = Tools(offered)
-        wants_calls = isinstance(request.prompt, Conversation) and request.prompt.parse_tool_calls
-        return self.format.parser(
-            prompt=text, tools=tools if wants_calls else None, has_tools=bool(offered)
-        )
+        if not isinstance(request.prompt, Conversation) or not request.prompt.tools:
+            return self.format.parser(prompt=text, tools=None, has_tools=False)
+        tools = Tools(request.prompt.tools)
+        are_read = request.prompt.calls_told is not CallsTold.RAW
+        return self.format.parser(prompt=text, tools=tools if are_read else None, has_tools=True)
 
     def _tokens_of(self, marks: Sequence[str]) -> dict[TokenId, bytes]:
         """Those that are one token, whose own text is not shown."""
@@ -188,6 +201,8 @@ class Preparer:
         match request.prompt:
             case RawPrompt(text):
                 return text
+            case TokenPrompt():
+                return ""
             case Conversation() as conversation:
                 if self._compiled is None:
                     raise RequestError(

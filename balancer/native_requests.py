@@ -25,6 +25,7 @@ from common.messages import (
     IMAGE_MARKER,
     L2,
     MAX_FRAME_BYTES,
+    CallsTold,
     ChatMessage,
     Constraint,
     Conversation,
@@ -275,7 +276,7 @@ class ContinueFromConversationHistory(GenerationParams):
             tools=tuple(tool.model_dump(by_alias=True, exclude_none=True) for tool in self.tools),
             add_generation_prompt=self.add_generation_prompt,
             enable_thinking=self.enable_thinking,
-            parse_tool_calls=self.parse_tool_calls,
+            calls_told=CallsTold.CHECKED if self.parse_tool_calls else CallsTold.RAW,
         )
 
 

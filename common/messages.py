@@ -25,7 +25,7 @@ from common.frame import Frame
 from common.ids import AgentId, RequestId, TokenId
 from common.models import AgentDesiredState, AgentIssue, Application, Download
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised when a change to the frames would be misread by the other side."""
 
 REFUSED = 4000
@@ -39,12 +39,41 @@ MAX_FRAME_BYTES = 64 * 2**20
 """Numbers in JSON may become twice as long in MessagePack: well above twice the largest body."""
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    call_id: str
+    name: str
+    arguments: str
+    """JSON text if ``is_json``, else what the model wrote instead."""
+    is_json: bool = True
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
     role: str
     content: str
+    name: str | None = None
+    """Of whoever speaks, among several of one role."""
+    reasoning: str | None = None
+    """What the model thought before it said this."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """What the model called when it said this."""
+    tool_call_id: str | None = None
+    """The call that this is the result of."""
 
 
 IMAGE_MARKER = "<__media__>"
+
+
+class CallsTold(enum.StrEnum):
+    """How a client learns of the calls that a model writes."""
+
+    RAW = "raw"
+    """As text of class ``TOOL_CALL``."""
+    CHECKED = "checked"
+    """Also parsed and checked against the tools' schemas, when a section ends: ``ToolCallsEnded``."""
+    STREAMED = "streamed"
+    """As text, and also as ``ToolCallDelta`` while they are written: not checked, and what cannot be
+    read as a call is content.
+    """
 
 
 class Conversation(Frame, frozen=True):
@@ -54,8 +83,13 @@ class Conversation(Frame, frozen=True):
     tools: tuple[dict[str, Any], ...] = ()
     add_generation_prompt: bool = True
     enable_thinking: bool = False
-    parse_tool_calls: bool = False
-    """Tell the calls, parsed and checked, beside their tokens."""
+    calls_told: CallsTold = CallsTold.RAW
+    must_call: tuple[str, ...] = ()
+    """The answer must be calls of these tools; empty: it may be text, too."""
+    parallel_calls: bool = True
+    """False: one call at most."""
+    template_arguments: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    """Further variables for the chat template, such as ``reasoning_effort``."""
     images: tuple[bytes, ...] = ()
     """Files, as the client sent them, in the order of their markers in the messages."""
     image_marker: str = IMAGE_MARKER
@@ -70,7 +104,13 @@ class RawPrompt(Frame, frozen=True):
     text: str
 
 
-Prompt: TypeAlias = Conversation | RawPrompt
+class TokenPrompt(Frame, frozen=True):
+    """A prompt that is fed as it stands, token by token."""
+
+    tokens: tuple[TokenId, ...]
+
+
+Prompt: TypeAlias = Conversation | RawPrompt | TokenPrompt
 
 
 class Gbnf(Frame, frozen=True):
@@ -145,6 +185,7 @@ class Generate(Frame, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     """Texts that end the stream and are not shown."""
     constraint: Constraint | None = None
+    """Of the answer, behind whatever the model thinks before."""
     logprobs: int | None = None
     """How many alternatives to tell with each token's log probability; None: do not tell it."""
     cache_salt: str = ""
@@ -191,6 +232,8 @@ class Document(msgspec.Struct, frozen=True):
     document_id: str
     """The client's own name for it."""
     text: str
+    tokens: tuple[TokenId, ...] | None = None
+    """In place of the text."""
 
 
 class Embed(Frame, frozen=True, kw_only=True):
@@ -261,14 +304,6 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
-class ToolCall(msgspec.Struct, frozen=True):
-    call_id: str
-    name: str
-    arguments: str
-    """JSON text if ``is_json``, else what the model wrote instead."""
-    is_json: bool = True
-
-
 class ToolCallsParsed(Frame, frozen=True):
     calls: tuple[ToolCall, ...]
 
@@ -296,6 +331,18 @@ ToolCallResult: TypeAlias = (
 )
 
 
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """More of a call that is being written."""
+
+    index: Count
+    """Of the call in the answer."""
+    arguments: str = ""
+    """The next part of their JSON text, or of what the model wrote instead."""
+    call_id: str | None = None
+    """This and the name are told first, and once."""
+    name: str | None = None
+
+
 class TokenGenerated(Frame, frozen=True):
     request_id: RequestId
     token: TokenId
@@ -304,6 +351,7 @@ class TokenGenerated(Frame, frozen=True):
     a stop text or a mark.
     """
     logprobs: Logprobs | None = None
+    calls: tuple[ToolCallDelta, ...] = ()
 
 
 class ToolCallsEnded(Frame, frozen=True):
@@ -355,6 +403,7 @@ class Finished(Frame, frozen=True):
     usage: Usage
     segments: tuple[Segment, ...] = ()
     """What was held back and turned out to be ordinary text."""
+    calls: tuple[ToolCallDelta, ...] = ()
 
 
 class Failed(Frame, frozen=True):

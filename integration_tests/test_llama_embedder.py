@@ -223,7 +223,7 @@ def test_a_queue_embeds_what_fits_and_refuses_the_rest_by_name(causal: LlamaEmbe
         capacity=1, batch_size=causal.batch_size, most_documents=causal.most_documents
     )
 
-    events = queue.submit(tokenize(frame, causal, longest_piece=64))
+    events = queue.submit(tokenize(frame, causal, longest_piece=64, vocabulary_size=100_000))
     while batch := queue.plan():
         events += queue.commit(compute(causal, batch.tokens, batch.pooling))
 

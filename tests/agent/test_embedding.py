@@ -140,7 +140,7 @@ def test_a_document_that_is_too_long_is_known_before_its_turn() -> None:
         normalization=L2(),
     )
 
-    fits, refused = tokenize(frame, EchoEmbedder(), longest_piece=1).documents
+    fits, refused = tokenize(frame, EchoEmbedder(), longest_piece=1, vocabulary_size=1000).documents
 
     assert isinstance(fits, TokenizedDocument)
     assert refused == DocumentTooLong(R1, "b", 513, 512)
@@ -149,7 +149,7 @@ def test_a_document_that_is_too_long_is_known_before_its_turn() -> None:
 def test_a_document_that_cannot_fit_is_not_tokenized() -> None:
     frame = Embed(request_id=R1, documents=(Document("a", "x" * 5200),), pooling=Pooling.MEAN)
 
-    refused = tokenize(frame, EchoEmbedder(), longest_piece=10).documents
+    refused = tokenize(frame, EchoEmbedder(), longest_piece=10, vocabulary_size=1000).documents
 
     assert refused == (DocumentTooLong(R1, "a", 520, 512),)
 
@@ -158,7 +158,7 @@ def test_a_document_without_tokens_is_refused_by_name() -> None:
     documents = (Document("a", ""), Document("b", "x"))
     frame = Embed(request_id=R1, documents=documents, pooling=Pooling.MEAN)
 
-    refused, fits = tokenize(frame, EchoEmbedder(), longest_piece=1).documents
+    refused, fits = tokenize(frame, EchoEmbedder(), longest_piece=1, vocabulary_size=1000).documents
 
     assert refused == DocumentFailed(R1, "a", "it is empty")
     assert isinstance(fits, TokenizedDocument)

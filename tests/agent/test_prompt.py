@@ -13,6 +13,7 @@ from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, TokenId
 from common.messages import (
     IMAGE_MARKER,
+    CallsTold,
     ChatMessage,
     Conversation,
     Generate,
@@ -185,9 +186,9 @@ TOOL: dict[str, Any] = {
 TOOLS = "{{ tools }}{# <tool_call></tool_call> #}"
 
 
-@pytest.mark.parametrize("parses", [True, False])
-def test_tool_calls_are_parsed_for_those_who_want_it(parses: bool) -> None:
-    conversation = Conversation((ChatMessage("user", "a"),), tools=(TOOL,), parse_tool_calls=parses)
+@pytest.mark.parametrize("told", [CallsTold.CHECKED, CallsTold.RAW])
+def test_tool_calls_are_parsed_for_those_who_want_it(told: CallsTold) -> None:
+    conversation = Conversation((ChatMessage("user", "a"),), tools=(TOOL,), calls_told=told)
     prepared = preparer(template=TOOLS, context=512).prepare_prompt(request(conversation))
 
     written = b'<tool_call>{"name": "clock", "arguments": {"zone": "UTC"}}</tool_call>'
@@ -197,7 +198,7 @@ def test_tool_calls_are_parsed_for_those_who_want_it(parses: bool) -> None:
         call for result in results if isinstance(result, ToolCallsParsed) for call in result.calls
     ]
     assert [(call.name, call.arguments) for call in calls] == (
-        [("clock", '{"zone": "UTC"}')] if parses else []
+        [("clock", '{"zone": "UTC"}')] if told is CallsTold.CHECKED else []
     )
 
 

@@ -29,6 +29,7 @@ from common.ids import RequestId
 from common.messages import (
     IMAGE_MARKER,
     L2,
+    CallsTold,
     ChatMessage,
     Constraint,
     Conversation,
@@ -503,7 +504,7 @@ FRAMES = {
             },
             {"type": "function", "function": {"name": "now", "description": "The time."}},
         ),
-        parse_tool_calls=True,
+        calls_told=CallsTold.CHECKED,
     ),
     "raw prompt with gbnf": RawPrompt("The meaning of life is"),
     "raw prompt with a json schema": RawPrompt("A number:"),
