@@ -166,10 +166,14 @@ def _harmony() -> OutputFormat:
     )
 
 
+PLAIN = _tagged(None, None)
+"""Nothing is marked."""
+
+
 def recognize(template: str | None) -> OutputFormat:
     """How a model writes whose chat template this is; None: it has none."""
     if template is None:
-        return _tagged(None, None)
+        return PLAIN
     if "<|channel|>" in template:
         return _harmony()
     hides = tuple(mark for sign, marks in HIDDEN if sign in template for mark in marks)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from agent.embedding import EmbeddingRequest, tokenize
 from agent.engine import Engine, ImageRun, MixedPrompt, Sampler
-from agent.formats import recognize
+from agent.formats import PLAIN, recognize
 from agent.images import open_image
 from agent.output import OutputStream
 from agent.output_parser import OutputParser
@@ -175,11 +175,17 @@ class Preparer:
             raise self._too_long(str(count))
 
     def _parser(self, request: Generate, text: str) -> OutputParser:
-        if not isinstance(request.prompt, Conversation) or not request.prompt.tools:
-            return self.format.parser(prompt=text, tools=None, has_tools=False)
-        tools = Tools(request.prompt.tools)
-        are_read = request.prompt.calls_told is not CallsTold.RAW
-        return self.format.parser(prompt=text, tools=tools if are_read else None, has_tools=True)
+        match request.prompt:
+            case TokenPrompt() | RawPrompt(is_plain=True):
+                return PLAIN.parser(prompt="", tools=None, has_tools=False)
+            case Conversation(tools=offered) if offered:
+                tools = Tools(offered)
+                are_read = request.prompt.calls_told is not CallsTold.RAW
+                return self.format.parser(
+                    prompt=text, tools=tools if are_read else None, has_tools=True
+                )
+            case _:
+                return self.format.parser(prompt=text, tools=None, has_tools=False)
 
     def _tokens_of(self, marks: Sequence[str]) -> dict[TokenId, bytes]:
         """Those that are one token, whose own text is not shown."""

@@ -13,7 +13,7 @@ from typing import assert_never
 from balancer.buffer import Buffer
 from balancer.desired_state import BalancerDesiredState, agent_state
 from balancer.dispatcher import Abandon, Dispatch, Dispatcher, Effect, Reject, Rejection
-from balancer.exchange import Changes, Exchange, Told
+from balancer.exchange import Changes, Exchange, Timing, Told
 from balancer.metrics import AgentGauges, Gauges, Metrics
 from balancer.rollout import GiveTurn, Rollout
 from balancer.state_store import StoredState
@@ -77,7 +77,8 @@ class _Request:
     limit: asyncio.TimerHandle | None = None
     """Ends it at its own deadline."""
     dispatched: float | None = None
-    started: bool = False
+    started: float | None = None
+    """When its first event came that is for the client."""
 
 
 class Balancer:
@@ -319,9 +320,9 @@ class Balancer:
         agent: LinkedAgent,
         event: TokenGenerated | ToolCallsEnded | Embedded | DocumentTooLong | DocumentFailed,
     ) -> None:
-        first = not request.started
+        first = request.started is None
         if first:
-            request.started = True
+            request.started = self._loop.time()
             self._dispatcher.start(event.request_id)
         if isinstance(event, TokenGenerated):
             if first:
@@ -350,7 +351,8 @@ class Balancer:
             request.limit.cancel()
         self.metrics.requests.labels(outcome).inc()
         log.info("request_id=%s over: %s", event.request_id, outcome)
-        request.exchange.put(Told(name, event))
+        timing = Timing(request.arrived, request.dispatched, request.started, self._loop.time())
+        request.exchange.put(Told(name, event, timing))
 
     def _give_up(self, request_id: RequestId) -> None:
         """Its own deadline has come."""

@@ -18,11 +18,25 @@ MOST_WAITING_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
+class Timing:
+    """Of one request, in seconds of the balancer's clock."""
+
+    arrived: float
+    dispatched: float | None
+    """To an agent; None: it never was."""
+    started: float | None
+    """Its first token came; None: none came."""
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
 class Told:
     """What a client learns: an event, and the name of the agent that it came from."""
 
     generated_by: str | None
     event: Event
+    timing: Timing | None = None
+    """With the last event."""
 
     @property
     def is_last(self) -> bool:
@@ -47,6 +61,11 @@ class Exchange:
         self._arrived = asyncio.Event()
         self._open = answers
         self._most_waiting = answers * MOST_WAITING
+
+    @property
+    def is_empty(self) -> bool:
+        """Is there nothing to read at this moment?"""
+        return not self._waiting
 
     @property
     def is_full(self) -> bool:

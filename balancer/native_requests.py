@@ -5,24 +5,22 @@ Optional keys of our own stand next to the published ones: ``sampling``, ``seed`
 ``logprobs`` and ``cache_salt``.
 """
 
-import hashlib
 import json
 import math
 from abc import abstractmethod
-from base64 import b64decode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
+from balancer.content import marker_beside, read_images
 from balancer.desired_state import Int, Strict
 from balancer.terms import Priority, Terms
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
 from common.messages import (
-    IMAGE_MARKER,
     L2,
     MAX_FRAME_BYTES,
     CallsTold,
@@ -62,8 +60,6 @@ class ImagePart(Strict):
 
 ContentPart: TypeAlias = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
-MOST_IMAGES = 64
-
 
 class ConversationMessage(Strict):
     role: str
@@ -79,38 +75,6 @@ class ConversationMessage(Strict):
         """Templates expect plain text, so parts become paragraphs, as in llama.cpp."""
         texts = [part.text if isinstance(part, TextPart) else image_marker for part in self.parts]
         return ChatMessage(self.role, "\n".join(texts))
-
-
-def _image(url: str) -> bytes:
-    """What a data URI carries. Raises ``RequestError``, and never repeats its content."""
-
-    def refuse(why: str) -> RequestError:
-        return RequestError(ErrorCode.IMAGE_DECODING_FAILED, f"an image cannot be read: {why}")
-
-    scheme, _, rest = url.partition(":")
-    if scheme.lower() != "data":
-        raise refuse("its url must be a data URI; remote images are not fetched")
-    head, comma, data = rest.partition(",")
-    if not comma:
-        raise refuse("its data URI has no comma")
-    if not head.lower().endswith(";base64"):
-        raise refuse("its data URI is not in base64")
-    try:
-        return b64decode(data, validate=True)
-    except ValueError as error:
-        raise refuse("its base64 is broken") from error
-
-
-def _marker_beside(messages: Iterable[ConversationMessage]) -> str:
-    """What stands for images, unlike anything that the client has written."""
-    texts = [
-        part.text for message in messages for part in message.parts if isinstance(part, TextPart)
-    ]
-    if not any(IMAGE_MARKER in text for text in texts):
-        return IMAGE_MARKER
-    # No text contains its own sum.
-    digest = hashlib.sha256("".join(texts).encode()).hexdigest()
-    return f"<__media_{digest}__>"
 
 
 class ToolParameters(Strict):
@@ -179,7 +143,8 @@ class SamplingOptions(Strict):
 
     def replacements(self) -> dict[str, Any]:
         """What is said, as ``Sampling`` has it."""
-        said = self.model_dump(exclude_none=True, exclude={"logit_bias"})
+        names = set(SamplingOptions.model_fields) - {"logit_bias"}
+        said = self.model_dump(exclude_none=True, include=names)
         if self.logit_bias is not None:
             said["logit_bias"] = tuple(
                 (token, -math.inf if bias <= FORBIDDEN else bias)
@@ -257,20 +222,11 @@ class ContinueFromConversationHistory(GenerationParams):
                 "a grammar would hold for the thinking too: set enable_thinking to false",
             )
         history = self.conversation_history
-        marker = _marker_beside(history)
-        urls = [
-            part.image_url.url
-            for message in history
-            for part in message.parts
-            if isinstance(part, ImagePart)
-        ]
-        if len(urls) > MOST_IMAGES:
-            raise RequestError(
-                ErrorCode.INVALID_REQUEST, f"more than {MOST_IMAGES} images in a conversation"
-            )
+        parts = [part for message in history for part in message.parts]
+        marker = marker_beside(part.text for part in parts if isinstance(part, TextPart))
         return Conversation(
             messages=tuple(message.flatten(marker) for message in history),
-            images=tuple(map(_image, urls)),
+            images=read_images(part.image_url.url for part in parts if isinstance(part, ImagePart)),
             image_marker=marker,
             longest_image_side=longest_image_side,
             tools=tuple(tool.model_dump(by_alias=True, exclude_none=True) for tool in self.tools),

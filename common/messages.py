@@ -102,10 +102,12 @@ class RawPrompt(Frame, frozen=True):
     """A prompt that is fed as it stands, after a beginning-of-sequence token if the model has one."""
 
     text: str
+    is_plain: bool = False
+    """So is the answer told: reasoning and tool calls are not set apart in it."""
 
 
 class TokenPrompt(Frame, frozen=True):
-    """A prompt that is fed as it stands, token by token."""
+    """A prompt that is fed as it stands, token by token. The answer is told as it stands, too."""
 
     tokens: tuple[TokenId, ...]
 

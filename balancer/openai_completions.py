@@ -1,0 +1,69 @@
+"""``/v1/completions``, inwards: prompts as text or tokens, one or many. No I/O here."""
+
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from balancer.openai_errors import ParameterError
+from balancer.openai_generation import GenerationBody
+from common.ids import TokenId
+from common.messages import Prompt, RawPrompt, TokenPrompt
+
+DEFAULT_TOKENS = 16
+"""OpenAI's own default for these, unlike for chats."""
+
+MOST_PROMPTS = 128
+"""In one batch."""
+
+Token: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+Tokens: TypeAlias = Annotated[list[Token], Field(min_length=1)]
+
+
+class CompletionRequest(GenerationBody):
+    prompt: (
+        str
+        | Tokens
+        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[list[Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+    )
+    echo: bool | None = None
+    """Put the prompt before each answer."""
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    suffix: None = None
+
+    @property
+    def longest_answer(self) -> int:
+        return DEFAULT_TOKENS if self.max_tokens is None else super().longest_answer
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+    def prompts(self) -> list[Prompt]:
+        """One for each part of the batch. Raises ``ParameterError``."""
+        if self.echo and self.logprobs is not None:
+            raise ParameterError("echo", "'echo' together with 'logprobs' is not supported here.")
+        return [
+            RawPrompt(each, is_plain=True)
+            if isinstance(each, str)
+            else TokenPrompt(tuple(map(TokenId, each)))
+            for each in self._batch()
+        ]
+
+    def echoes(self) -> list[str]:
+        """What to put before the answers to each prompt. Raises ``ParameterError``."""
+        batch = self._batch()
+        if not self.echo:
+            return [""] * len(batch)
+        texts = [each for each in batch if isinstance(each, str)]
+        if len(texts) < len(batch):
+            raise ParameterError("echo", "'echo' of tokens is not supported here.")
+        return texts
+
+    def _batch(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        strings_or_lists = [each for each in self.prompt if not isinstance(each, int)]
+        tokens = [each for each in self.prompt if isinstance(each, int)]
+        return [tokens] if tokens else [*strings_or_lists]

@@ -1,0 +1,146 @@
+"""OpenAI's error bodies, and the HTTP statuses and headers that go with them. No I/O here."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from common.errors import STATUS, ErrorCode, RequestError
+
+LONGEST_COMPLAINT = 300
+"""Characters of what a client said itself."""
+
+OPENAI_STATUS = STATUS | {
+    ErrorCode.BUFFER_FULL: 429,
+    # As 501 the official client would send it again, twice.
+    ErrorCode.NOT_SUPPORTED: 400,
+}
+
+RETRY_AFTER = {429: 1, 503: 5}
+"""Seconds, by status."""
+
+TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+"""By status; the others are an ``invalid_request_error`` or, from 500 on, a ``server_error``."""
+
+CODES = {
+    ErrorCode.INVALID_REQUEST: "invalid_value",
+    ErrorCode.NOT_SUPPORTED: "unsupported_parameter",
+    ErrorCode.BUFFER_FULL: "rate_limit_exceeded",
+}
+"""OpenAI's names, where they differ from ours."""
+
+PARAMETERS = {
+    ErrorCode.MODEL_NOT_FOUND: "model",
+    ErrorCode.INVALID_GRAMMAR: "grammar",
+    ErrorCode.INVALID_SCHEMA: "response_format",
+    ErrorCode.INVALID_TOOL_SCHEMA: "tools",
+    ErrorCode.CHAT_TEMPLATE_ERROR: "messages",
+    ErrorCode.MULTIMODAL_NOT_SUPPORTED: "messages",
+    ErrorCode.IMAGE_DECODING_FAILED: "messages",
+    ErrorCode.IMAGE_EXCEEDS_BATCH_SIZE: "messages",
+}
+"""What is to blame, where the code alone says it."""
+
+
+class ParameterError(RequestError):
+    """The request's own fault, and which of its parameters it is."""
+
+    def __init__(
+        self, parameter: str | None, message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST
+    ) -> None:
+        super().__init__(code, message)
+        self.parameter = parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    status: int
+    body: dict[str, Any]
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def refusal(error: RequestError) -> Refusal:
+    parameter = error.parameter if isinstance(error, ParameterError) else None
+    status = OPENAI_STATUS[error.code]
+    headers = {"retry-after": str(RETRY_AFTER[status])} if status in RETRY_AFTER else {}
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    body = {
+        "message": error.message,
+        "type": kind,
+        "param": parameter or PARAMETERS.get(error.code),
+        "code": CODES.get(error.code, str(error.code)),
+    }
+    return Refusal(status, {"error": body}, headers)
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def parse(model: type[ModelT], body: bytes) -> ModelT:
+    """From JSON. Raises ``ParameterError`` for the first key that is wrong."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise _describe(error, body) from error
+
+
+def _describe(error: ValidationError, body: bytes) -> ParameterError:
+    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    if problems[0]["type"] == "json_invalid":
+        return ParameterError(None, _cut(f"the body is not JSON: {problems[0]['msg']}"))
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):  # pydantic reads what Python's own reader does not
+        value = None
+    paths = [_path(problem, value) for problem in problems]
+    # Of a union's alternatives that came farthest: it is what the client has meant.
+    deepest = max(range(len(paths)), key=lambda n: len(paths[n]))
+    return _complain(problems[deepest], _write(paths[deepest]))
+
+
+def _path(problem: ErrorDetails, value: Any) -> list[str | int]:
+    """The steps that the body itself has: pydantic names its own alternatives, too."""
+    path: list[str | int] = []
+    steps = problem["loc"]
+    for n, step in enumerate(steps):
+        match value:
+            case dict() if step in value:
+                value = cast("dict[str | int, Any]", value)[step]
+            case list() if isinstance(step, int) and step < len(cast("list[Any]", value)):
+                value = cast("list[Any]", value)[step]
+            case _:
+                if problem["type"] != "missing" or n < len(steps) - 1:
+                    continue
+        path.append(step)
+    return path
+
+
+def _write(path: list[str | int]) -> str | None:
+    """As OpenAI writes it: ``messages[0].content``."""
+    written = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return _cut(written.removeprefix(".")) or None
+
+
+def _complain(problem: ErrorDetails, parameter: str | None) -> ParameterError:
+    message = _cut(problem["msg"]).removeprefix("Value error, ")
+    match problem["type"]:
+        case "missing":
+            return ParameterError(parameter, f"Missing required parameter: '{parameter}'.")
+        case "none_required":
+            return ParameterError(
+                parameter, f"'{parameter}' is not supported here.", ErrorCode.NOT_SUPPORTED
+            )
+        case "extra_forbidden":
+            return ParameterError(
+                parameter, f"Unrecognized request argument: '{parameter}'.", ErrorCode.NOT_SUPPORTED
+            )
+        case _ if parameter is None:
+            return ParameterError(None, message)
+        case _:
+            return ParameterError(parameter, f"Invalid '{parameter}': {message}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_COMPLAINT else f"{text[:LONGEST_COMPLAINT]} ..."
