@@ -35,6 +35,9 @@ class ByteVocabulary:
     def piece(self, token: TokenId) -> bytes:
         return b"" if token == END else bytes([token])
 
+    def written(self, token: TokenId) -> bytes:
+        return self.piece(token)
+
     def is_end(self, token: TokenId) -> bool:
         return token == END
 

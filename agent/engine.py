@@ -99,6 +99,10 @@ class Vocabulary(Protocol):
         """The token's bytes, perhaps only a part of a character; empty for control tokens."""
         ...
 
+    def written(self, token: TokenId) -> bytes:
+        """The same, but control tokens by their names."""
+        ...
+
     def is_end(self, token: TokenId) -> bool:
         """Does the token end a generation?"""
         ...

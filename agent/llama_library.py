@@ -99,6 +99,9 @@ class LlamaVocabulary:
             piece = self._pieces[token] = self._bytes(token, special=False)
         return piece
 
+    def written(self, token: TokenId) -> bytes:
+        return self._bytes(token, special=True)
+
     def pieces(self) -> list[bytes]:
         """Of all tokens; unlike ``piece`` it keeps nothing, and takes a moment."""
         return [self._bytes(TokenId(token), special=False) for token in range(self.size)]

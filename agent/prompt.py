@@ -17,7 +17,19 @@ from agent.template import ChatTemplate
 from agent.tools import Tools
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, TokenId
-from common.messages import CallsTold, Conversation, Embed, Generate, RawPrompt, TokenPrompt
+from common.messages import (
+    CallsTold,
+    Conversation,
+    Detokenize,
+    Detokenized,
+    Embed,
+    Generate,
+    Prompt,
+    RawPrompt,
+    Tokenize,
+    Tokenized,
+    TokenPrompt,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +95,27 @@ class Preparer:
             )
         return self.prepare_prompt(request, is_wanted)
 
+    def consult(self, request: Tokenize | Detokenize) -> Tokenized | Detokenized:
+        """For any thread. Raises ``RequestError``."""
+        if isinstance(request, Detokenize):
+            tokens = self._take(request.tokens).tokens
+            text = b"".join(map(self._vocabulary.written, tokens)).decode(errors="replace")
+            return Detokenized(request.request_id, text)
+        match request.prompt:
+            case Conversation(images=images) if images:
+                raise RequestError(ErrorCode.NOT_SUPPORTED, "images are not made of text tokens")
+            case RawPrompt(text) if not request.adds_beginning:
+                self._check_text(len(text))
+                tokens = self._vocabulary.tokenize(text)
+            case prompt:
+                tokens = self._read(self._render(prompt)).tokens
+        pieces = tuple(map(self._vocabulary.written, tokens))
+        return Tokenized(request.request_id, tuple(tokens), pieces, self._context)
+
     def prepare_prompt(
         self, request: Generate, is_wanted: Callable[[], bool] = _always
     ) -> PreparedRequest:
-        text = self._render(request)
+        text = self._render(request.prompt)
         match request.prompt:
             case TokenPrompt(given):
                 prompt = self._take(given)
@@ -203,8 +232,8 @@ class Preparer:
             f"for the answer, the limit of this agent is {self._context}",
         )
 
-    def _render(self, request: Generate) -> str:
-        match request.prompt:
+    def _render(self, prompt: Prompt) -> str:
+        match prompt:
             case RawPrompt(text):
                 return text
             case TokenPrompt():

@@ -26,6 +26,8 @@ from common.messages import (
     Cancel,
     Conversation,
     Described,
+    Detokenize,
+    Detokenized,
     Embed,
     Event,
     Failed,
@@ -34,11 +36,14 @@ from common.messages import (
     FinishReason,
     Generate,
     Join,
+    LastEvent,
     SetState,
     Status,
     Step,
     Swap,
     ToAgent,
+    Tokenize,
+    Tokenized,
     Usage,
 )
 from common.models import Application
@@ -184,6 +189,8 @@ class Agent:
                 self._wanted.add(request_id)
                 self._link.status_changed()
                 self._prepare(preparer, frame)
+            case Tokenize() | Detokenize():
+                self._consult(frame)
             case Cancel(request_id):
                 self._cancel(request_id)
             case SetState(number, state):
@@ -242,6 +249,32 @@ class Agent:
             lambda done: self._host.hand_over(self._prepared, request_id, done)
         )
 
+    def _consult(self, request: Tokenize | Detokenize) -> None:
+        """It needs the model's vocabulary only, so it waits for no slot."""
+        request_id = request.request_id
+        self._wanted.add(request_id)
+        preparer = self._host.preparer
+        if preparer is None:
+            message = "the agent has no model at the moment"
+            self._tell([Failed(request_id, ErrorCode.NO_AGENTS, message)])
+            return
+        future = self._preparation.submit(preparer.consult, request)
+        self._preparations += 1
+        future.add_done_callback(
+            lambda done: self._host.hand_over(self._consulted, request_id, done)
+        )
+
+    def _consulted(self, request_id: RequestId, future: Future[Tokenized | Detokenized]) -> None:
+        self._preparations -= 1
+        try:
+            self._tell([future.result()])
+        except RequestError as error:
+            self._tell([Failed(request_id, error.code, error.message)])
+        except Exception:
+            log.exception("request_id=%s: a fault in its tokens", request_id)
+            message = "the tokens could not be computed"
+            self._tell([Failed(request_id, ErrorCode.INTERNAL_ERROR, message)])
+
     def _prepared(self, request_id: RequestId, future: Future[Work]) -> None:
         self._preparations -= 1
         if self._preparing.get(request_id) is not future:  # cancelled meanwhile, and said so
@@ -276,7 +309,7 @@ class Agent:
         told = tuple(event for event in events if event.request_id in self._wanted)
         if told:
             self._link.send(Step(told))
-        over = [event.request_id for event in events if isinstance(event, Finished | Failed | Busy)]
+        over = [event.request_id for event in events if isinstance(event, LastEvent)]
         if over:
             for request_id in over:
                 self._admission.release(request_id)

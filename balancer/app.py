@@ -8,16 +8,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
 from balancer.balancer import Balancer
 from balancer.http import OwnOrigin
 from balancer.inference import Inference
 from balancer.management import Management
+from balancer.openai import KEEP_ALIVE, OpenAI, openai_errors
 from balancer.state_store import MemoryStore, StateError, StateStore
 from common.errors import STATUS, RequestError
 
@@ -25,12 +27,18 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(
-    balancer: Balancer, store: StateStore | None = None, *, origins: Sequence[str] = ()
+    balancer: Balancer,
+    store: StateStore | None = None,
+    *,
+    origins: Sequence[str] = (),
+    keep_alive: float = KEEP_ALIVE,
 ) -> Starlette:
     """``store``: where the desired state is kept; None: nowhere. ``origins``: of other web pages that
-    may use these routes, such as ``https://chat.example``.
+    may use these routes, such as ``https://chat.example``. ``keep_alive``: in seconds, for OpenAI's
+    streams.
     """
     inference = Inference(balancer)
+    openai = OpenAI(balancer, keep_alive=keep_alive)
     management = Management(balancer, store or MemoryStore())
     return Starlette(
         middleware=[
@@ -88,8 +96,38 @@ def create_app(
             ),
             Route("/api/v1/agent/{agent_id}/status", _plain_errors(management.status)),
             Route("/metrics", management.metrics),
+            *_openai_routes(openai),
         ],
+        exception_handlers={404: _unknown, 405: _unknown},
     )
+
+
+def _openai_routes(openai: OpenAI) -> list[Route]:
+    endpoints = {
+        "chat/completions": openai.chat,
+        "completions": openai.completions,
+        "embeddings": openai.embeddings,
+        "tokenize": openai.tokenize,
+        "detokenize": openai.detokenize,
+    }
+    return [
+        Route("/v1/models", openai_errors(openai.models)),
+        Route("/v1/models/{model:path}", openai_errors(openai.model)),
+        *(
+            Route(f"/v1/{path}", openai_errors(endpoint), methods=["POST"])
+            for path, endpoint in endpoints.items()
+        ),
+    ]
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """No such route, or not with this method."""
+    assert isinstance(error, HTTPException)
+    if request.url.path.startswith("/v1/"):
+        message = f"{error.detail}: {request.method} {request.url.path}"
+        body = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        return JSONResponse({"error": body}, error.status_code, error.headers)
+    return PlainTextResponse(error.detail, error.status_code, error.headers)
 
 
 async def _health(_request: Request) -> Response:

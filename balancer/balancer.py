@@ -6,24 +6,26 @@ an event and its effects are never interleaved with another's.
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
 from balancer.buffer import Buffer
-from balancer.desired_state import BalancerDesiredState, agent_state
+from balancer.desired_state import BalancerDesiredState, InferenceParameters, agent_state
 from balancer.dispatcher import Abandon, Dispatch, Dispatcher, Effect, Reject, Rejection
 from balancer.exchange import Changes, Exchange, Timing, Told
 from balancer.metrics import AgentGauges, Gauges, Metrics
 from balancer.rollout import GiveTurn, Rollout
 from balancer.state_store import StoredState
 from balancer.terms import ANY, Terms
-from common.errors import ErrorCode
+from common.errors import ErrorCode, RequestError
 from common.ids import AgentId, RequestId
 from common.messages import (
     Busy,
     Cancel,
     Described,
+    Detokenized,
     DocumentFailed,
     DocumentTooLong,
     Embedded,
@@ -35,6 +37,7 @@ from common.messages import (
     Status,
     Swap,
     TokenGenerated,
+    Tokenized,
     ToolCallsEnded,
     encode,
 )
@@ -42,6 +45,11 @@ from common.models import names
 
 log = logging.getLogger(__name__)
 
+
+MOST_CONSULTATIONS = 64
+"""At once, of all agents."""
+
+SHUTTING_DOWN = "the balancer is shutting down"
 
 NOT_DESCRIBED = Described(metadata=None, chat_template_override=None)
 
@@ -54,6 +62,9 @@ class LinkedAgent:
     status: Status
     send: Callable[[bytes], None]
     description: Described = NOT_DESCRIBED
+
+    def serves(self, model: str | None) -> bool:
+        return self.status.slots_total > 0 and (model is None or model in self.status.model_names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +92,14 @@ class _Request:
     """When its first event came that is for the client."""
 
 
+def _plainness(name: str) -> tuple[bool, int, str]:
+    return "/" in name, len(name), name
+
+
+def new_id() -> RequestId:
+    return RequestId(uuid.uuid4().hex)
+
+
 class Balancer:
     def __init__(self, *, buffer_capacity: int, patience: float) -> None:
         """``buffer_capacity``: requests that may wait; ``patience``: seconds that each may wait.
@@ -97,6 +116,7 @@ class Balancer:
         self.metrics = Metrics(self._gauges)
         self._rollout = Rollout()
         self._wishes = 0
+        self._consultations: dict[RequestId, tuple[AgentId, Exchange]] = {}
         self._stored = StoredState(balancer_desired_state=BalancerDesiredState.defaults())
         self.mode_changes = Changes()
         """Of whether tokens are generated at all."""
@@ -135,11 +155,40 @@ class Balancer:
     @property
     def model_names(self) -> set[str]:
         """What clients may ask for: what agents serve, and what they are to serve."""
-        served = (agent.status.model_names for agent in self._agents.values())
-        return set(names(self.desired_state.model_reference)).union(*served)
+        return {name for each in self.models for name in each}
+
+    @property
+    def models(self) -> list[list[str]]:
+        """All the names of each model that is served, or is to be; the best one first."""
+        served = [agent.status.model_names for agent in self._agents.values()]
+        known = {frozenset(told) for told in (names(self.desired_state.model_reference), *served)}
+        return sorted(sorted(each, key=_plainness) for each in known if each)
+
+    def parameters_for_tokens(self, model: str | None) -> InferenceParameters:
+        """How requests for tokens are to be served. ``model``: one of its names; None: any.
+
+        Raises ``RequestError`` if tokens are not generated at all, or not by this model.
+        """
+        parameters = self.desired_state.inference_parameters
+        if parameters.enable_embeddings:
+            raise RequestError(
+                ErrorCode.GENERATION_DISABLED,
+                "token generation is disabled while embeddings are enabled",
+            )
+        self.check_model(model)
+        return parameters
+
+    def check_model(self, model: str | None) -> None:
+        """Raises ``RequestError`` if nobody serves it, or is to."""
+        if model is not None and model not in (known := self.model_names):
+            raise RequestError(
+                ErrorCode.MODEL_NOT_FOUND,
+                f"no agent serves the model {model!r}; there is: {', '.join(sorted(known))}",
+            )
 
     def cancel(self, request_id: RequestId) -> None:
         """The client has gone; nothing if the request is over already."""
+        self._consultations.pop(request_id, None)
         request = self._requests.pop(request_id, None)
         if request is not None:
             if request.limit is not None:
@@ -147,6 +196,26 @@ class Balancer:
             self.metrics.requests.labels("cancelled").inc()
             log.info("request_id=%s cancelled", request_id)
             self._carry_out(self._dispatcher.cancel(request_id))
+
+    def consult(self, request_id: RequestId, frame: bytes, model: str | None) -> Exchange:
+        """Ask an agent for what only takes its model's vocabulary, and no slot. ``frame``: an encoded
+        ``Tokenize`` or ``Detokenize``. Read the exchange to its end, or ``cancel``.
+        """
+        exchange = Exchange()
+        agent = next((a for a in self._agents.values() if a.serves(model)), None)
+        if self.closed.is_set():
+            failed = Failed(request_id, ErrorCode.SHUTTING_DOWN, SHUTTING_DOWN)
+        elif agent is None:
+            failed = Failed(request_id, ErrorCode.NO_AGENTS, "no agent serves a model now")
+        elif len(self._consultations) >= MOST_CONSULTATIONS:
+            message = "too many texts are being tokenized already"
+            failed = Failed(request_id, ErrorCode.BUFFER_FULL, message)
+        else:
+            self._consultations[request_id] = (agent.agent_id, exchange)
+            agent.send(frame)
+            return exchange
+        exchange.put(Told(None, failed))
+        return exchange
 
     # What agents do
 
@@ -176,14 +245,19 @@ class Balancer:
     def happened(self, agent_id: AgentId, events: Iterable[Event]) -> None:
         """What one pass of an agent brought forth."""
         for event in events:
+            if event.request_id in self._consultations:
+                self._answer(event)
             # An event of a request that has moved on since is out of date.
-            if self._dispatcher.serves(agent_id, event.request_id):
+            elif self._dispatcher.serves(agent_id, event.request_id):
                 self._happened(self._agents[agent_id], event)
 
     def leave(self, agent_id: AgentId) -> None:
         """The agent's link is lost."""
         log.info("agent_id=%s left", agent_id)
         del self._agents[agent_id]
+        for request_id, (asked, _) in tuple(self._consultations.items()):
+            if asked == agent_id:
+                self._answer(Failed(request_id, ErrorCode.AGENT_LOST, "the agent was lost"))
         # Nobody waited if another slot was free, so what is dispatched now is what was put back.
         before = self._dispatcher.buffered
         effects = self._dispatcher.leave(agent_id, now=self._loop.time())
@@ -250,6 +324,8 @@ class Balancer:
         """Tell every client that this balancer ends; new requests are told the same at once."""
         self.closed.set()
         self.changes.notify()
+        for request_id in tuple(self._consultations):
+            self._answer(Failed(request_id, ErrorCode.SHUTTING_DOWN, SHUTTING_DOWN))
         for request_id in tuple(self._requests):
             self._carry_out(self._dispatcher.cancel(request_id))
             self._refuse_because_closed(request_id)
@@ -306,6 +382,8 @@ class Balancer:
                 log.info("request_id=%s agent_id=%s refused", request_id, agent.agent_id)
                 self.metrics.requeued.labels("busy").inc()
                 self._carry_out(self._dispatcher.refuse(request_id))
+            case Tokenized() | Detokenized():
+                pass  # nobody waits for it any longer
             case Finished() | Failed():
                 request = self._requests.pop(request_id, None)
                 if request is not None:
@@ -313,6 +391,11 @@ class Balancer:
                 self._carry_out(self._dispatcher.finish(request_id))
             case _:
                 assert_never(event)
+
+    def _answer(self, event: Event) -> None:
+        """To a consultation."""
+        _, exchange = self._consultations.pop(event.request_id)
+        exchange.put(Told(None, event))
 
     def _pass_on(
         self,
@@ -368,7 +451,7 @@ class Balancer:
         self._end(
             self._requests.pop(request_id),
             None,
-            Failed(request_id, ErrorCode.SHUTTING_DOWN, "the balancer is shutting down"),
+            Failed(request_id, ErrorCode.SHUTTING_DOWN, SHUTTING_DOWN),
         )
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:

@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-from common.messages import Busy, Embedded, Event, Failed, Finished
+from common.messages import Embedded, Event, LastEvent
 
 MOST_WAITING = 1024
 """Events of an answer that one client may leave unread before it is given up."""
@@ -40,7 +40,7 @@ class Told:
 
     @property
     def is_last(self) -> bool:
-        return isinstance(self.event, Finished | Failed | Busy)
+        return isinstance(self.event, LastEvent)
 
     @property
     def size(self) -> int:

@@ -2,8 +2,9 @@
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
 from contextlib import aclosing
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -13,6 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from common.errors import ErrorCode, RequestError
+
+T = TypeVar("T")
 
 MAX_BODY_BYTES = 8 * 2**20
 """Of an HTTP body or a websocket message; it must leave room in a frame of the agent link."""
@@ -92,6 +95,28 @@ def _is_address(host: str) -> bool:
     return True
 
 
+async def unless_gone(request: Request, wanted: Coroutine[Any, Any, T]) -> T:
+    """What ``wanted`` returns; it is cancelled if the client goes away meanwhile, and
+    ``ClientDisconnect`` raised. The request's body must have been read.
+    """
+    task = asyncio.ensure_future(wanted)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 class ClosingStream(StreamingResponse):
     """Closes its generator as soon as the client has gone, so that its ``finally`` runs then;
     Starlette leaves that to the garbage collector.
@@ -102,9 +127,13 @@ class ClosingStream(StreamingResponse):
         content: AsyncGenerator[bytes, None],
         media_type: str,
         headers: Mapping[str, str] | None = None,
+        *,
+        closed: Callable[[], None] = lambda: None,
     ) -> None:
+        """``closed``: called at the end, also if the generator has never begun."""
         super().__init__(content, media_type=media_type, headers=headers)
         self._content = content
+        self._closed = closed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -112,4 +141,5 @@ class ClosingStream(StreamingResponse):
         except ClientDisconnect:
             pass  # nobody is left to be told
         finally:
+            self._closed()
             await self._content.aclose()

@@ -6,8 +6,6 @@ A client that goes away, or says that it does not wait any longer, is a cancel.
 
 import asyncio
 import logging
-import uuid
-from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import suppress
 
@@ -16,7 +14,8 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from balancer.balancer import Balancer
+from balancer.balancer import Balancer, new_id
+from balancer.batch import Batch
 from balancer.exchange import Exchange
 from balancer.http import MAX_BODY_BYTES, ClosingStream, paced, read_body
 from balancer.native_requests import (
@@ -28,6 +27,7 @@ from balancer.native_requests import (
     SocketRequest,
     Stop,
     answers,
+    chunks,
     embed,
     encode_request,
     generate,
@@ -71,20 +71,22 @@ class Inference:
         """
         parameters = self._balancer.desired_state.inference_parameters
         if not parameters.enable_embeddings:
-            raise RequestError(ErrorCode.NOT_SUPPORTED, "embeddings are not enabled")
+            raise RequestError(ErrorCode.EMBEDDINGS_DISABLED, "embeddings are not enabled")
         params = parse(GenerateEmbeddingBatchParams, await read_body(request))
         agents = len(self._balancer.agents)
         if not agents:
             raise RequestError(ErrorCode.NO_AGENTS, "no agents are connected")
         pooling = parameters.pooling_type
         frames: dict[RequestId, bytes] = {}
-        for documents in params.chunks(agents=agents, largest=parameters.embedding_batch_size):
-            request_id = _new_id()
+        for documents in chunks(
+            params.documents, agents=agents, largest=parameters.embedding_batch_size
+        ):
+            request_id = new_id()
             frame = embed(
                 documents, request_id, pooling=pooling, normalization=params.normalization
             )
             frames[request_id] = encode_request(frame)
-        teller = Teller(_new_id(), _dialect(request))
+        teller = Teller(new_id(), _dialect(request))
         return _ndjson(paced(self._embedding_lines(frames, agents, teller, params, pooling)))
 
     async def socket(self, socket: WebSocket) -> None:
@@ -114,31 +116,17 @@ class Inference:
         params: GenerateEmbeddingBatchParams,
         pooling: Pooling,
     ) -> AsyncGenerator[bytes, None]:
-        exchange = Exchange(len(frames))
-        waiting = deque(frames.items())
-        running: set[RequestId] = set()
-
-        def begin() -> None:
-            request_id, frame = waiting.popleft()
-            running.add(request_id)
-            self._balancer.submit(request_id, frame, exchange=exchange)
-
+        batch = Batch(self._balancer, frames, at_once=at_once)
         refused: list[DocumentFailed | DocumentTooLong] = []
         try:
-            while waiting and len(running) < at_once:
-                begin()
-            async for told in exchange:
+            async for told in batch:
                 event = told.event
                 if isinstance(event, DocumentFailed | DocumentTooLong):
                     refused.append(event)
-                if told.is_last:
-                    running.discard(event.request_id)
-                    if waiting:
-                        begin()
                 for message in teller.embedding_messages(told.generated_by, event, params, pooling):
                     yield msgspec.json.encode(message) + b"\n"
         finally:
-            _cancel(self._balancer, running)
+            batch.cancel()
         yield msgspec.json.encode(teller.embedding_done(refused)) + b"\n"
 
 
@@ -154,26 +142,12 @@ def _ndjson(lines: AsyncGenerator[bytes, None]) -> ClosingStream:
     )
 
 
-def _new_id() -> RequestId:
-    return RequestId(uuid.uuid4().hex)
-
-
 def _new_requests(balancer: Balancer, params: GenerationParams) -> Mapping[RequestId, bytes]:
     """For each answer that is asked for a new id of our own, and the frame for an agent. Raises
     ``RequestError`` for what is not supported, switched off or cannot be carried.
     """
-    parameters = balancer.desired_state.inference_parameters
-    if parameters.enable_embeddings:
-        raise RequestError(
-            ErrorCode.GENERATION_DISABLED,
-            "token generation is disabled while embeddings are enabled",
-        )
-    if params.model is not None and params.model not in (known := balancer.model_names):
-        raise RequestError(
-            ErrorCode.MODEL_NOT_FOUND,
-            f"no agent serves the model {params.model!r}; there is: {', '.join(sorted(known))}",
-        )
-    request_ids = [_new_id() for _ in range(params.n)]
+    parameters = balancer.parameters_for_tokens(params.model)
+    request_ids = [new_id() for _ in range(params.n)]
     first = generate(
         params,
         request_ids[0],

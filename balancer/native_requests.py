@@ -319,21 +319,25 @@ class GenerateEmbeddingBatchParams(Strict):
             case RmsNormMethod(options=options):
                 return RmsNorm(options.epsilon)
 
-    def chunks(self, *, agents: int, largest: int) -> list[tuple[InputDocument, ...]]:
-        """The documents in equal parts, the first ones perhaps one longer: one for each agent, but
-        at most ``largest`` documents each and at least one.
-        """
-        documents = self.input_batch
-        count = min(len(documents), max(agents, math.ceil(len(documents) / largest)))
-        if not count:
-            return []
-        size, longer = divmod(len(documents), count)
-        bounds = [n * size + min(n, longer) for n in range(count + 1)]
-        return [documents[start:end] for start, end in pairwise(bounds)]
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        return tuple(Document(document.id, document.content) for document in self.input_batch)
+
+
+def chunks(documents: Sequence[Document], *, agents: int, largest: int) -> list[Sequence[Document]]:
+    """The documents in equal parts, the first ones perhaps one longer: one for each agent, but at
+    most ``largest`` documents each and at least one.
+    """
+    count = min(len(documents), max(agents, math.ceil(len(documents) / largest)))
+    if not count:
+        return []
+    size, longer = divmod(len(documents), count)
+    bounds = [n * size + min(n, longer) for n in range(count + 1)]
+    return [documents[start:end] for start, end in pairwise(bounds)]
 
 
 def embed(
-    documents: Sequence[InputDocument],
+    documents: Sequence[Document],
     request_id: RequestId,
     *,
     pooling: Pooling,
@@ -341,7 +345,7 @@ def embed(
 ) -> Embed:
     return Embed(
         request_id=request_id,
-        documents=tuple(Document(document.id, document.content) for document in documents),
+        documents=tuple(documents),
         pooling=pooling,
         normalization=normalization,
     )

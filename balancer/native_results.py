@@ -14,6 +14,7 @@ from balancer.native_requests import GenerateEmbeddingBatchParams
 from common.errors import STATUS, ErrorCode
 from common.messages import (
     Busy,
+    Detokenized,
     DocumentFailed,
     DocumentTooLong,
     Embedded,
@@ -26,6 +27,7 @@ from common.messages import (
     Segment,
     TokenClass,
     TokenGenerated,
+    Tokenized,
     TokenLogprob,
     ToolCall,
     ToolCallFormatUnknown,
@@ -159,7 +161,14 @@ class Teller:
                     yield self._embedding(generated_by, {"DocumentExceedsBatchSize": refusal})
             case Failed(code=code, message=message):
                 yield self.failure(generated_by, code, message)
-            case TokenGenerated() | ToolCallsEnded() | DocumentFailed() | Finished():
+            case (
+                TokenGenerated()
+                | ToolCallsEnded()
+                | DocumentFailed()
+                | Finished()
+                | Tokenized()
+                | Detokenized()
+            ):
                 return
             case Busy():
                 raise AssertionError("an agent's refusal is between the dispatcher and the agent")
@@ -203,7 +212,7 @@ class Teller:
                 return [*tail, self._generated(generated_by, {"Done": {"usage": _usage(usage)}})]
             case Failed(code=code, message=message, figures=figures):
                 return [self.failure(generated_by, code, message, figures)]
-            case Embedded() | DocumentTooLong() | DocumentFailed():
+            case Embedded() | DocumentTooLong() | DocumentFailed() | Tokenized() | Detokenized():
                 return []  # no answer to this request; an agent that sends it is at fault
             case Busy():
                 raise AssertionError("an agent's refusal is between the dispatcher and the agent")

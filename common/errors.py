@@ -27,6 +27,7 @@ class ErrorCode(enum.StrEnum):
     GRAMMAR_REJECTED = "grammar_rejected"
     SLOW_CLIENT = "slow_client"
     GENERATION_DISABLED = "generation_disabled"
+    EMBEDDINGS_DISABLED = "embeddings_disabled"
     # Ours
     AGENT_LOST = "agent_lost"
     BUFFER_FULL = "buffer_full"
@@ -56,6 +57,7 @@ STATUS = {
     ErrorCode.GRAMMAR_REJECTED: 500,
     ErrorCode.SLOW_CLIENT: 503,
     ErrorCode.GENERATION_DISABLED: 501,
+    ErrorCode.EMBEDDINGS_DISABLED: 501,
     ErrorCode.AGENT_LOST: 502,
     ErrorCode.BUFFER_FULL: 503,
     ErrorCode.BUFFER_TIMEOUT: 504,

@@ -3,7 +3,8 @@
 One union a direction, in MessagePack. A frame is a frozen value whose ``type`` tag is the class's
 name in snake case. The agent dials, says ``Join``, and then sends a ``Step`` for each pass of its
 model, a ``Status`` for each change of its slots and a ``Described`` for each change of its model;
-the balancer sends ``Generate``, ``Embed`` and ``Cancel``, and of models ``SetState`` and ``Swap``.
+the balancer sends ``Generate``, ``Embed``, ``Tokenize``, ``Detokenize`` and ``Cancel``, and of models
+``SetState`` and ``Swap``.
 
 Every ``Generate`` and every ``Embed`` is answered by exactly one of ``Finished``, ``Failed`` or
 ``Busy``, unless the link is lost first. Before it come any number of ``TokenGenerated`` and
@@ -245,6 +246,22 @@ class Embed(Frame, frozen=True, kw_only=True):
     normalization: Normalization = Unchanged()
 
 
+class Tokenize(Frame, frozen=True, kw_only=True):
+    """Answered by ``Tokenized`` or ``Failed``. Like ``Detokenize`` it needs no slot."""
+
+    request_id: RequestId
+    prompt: Conversation | RawPrompt
+    adds_beginning: bool
+    """To a raw prompt: the token that every prompt must start with, if the model has one."""
+
+
+class Detokenize(Frame, frozen=True):
+    """Answered by ``Detokenized`` or ``Failed``."""
+
+    request_id: RequestId
+    tokens: tuple[TokenId, ...]
+
+
 class Cancel(Frame, frozen=True):
     """Nobody reads this request any more: end it within one pass. Unknown ids are ignored."""
 
@@ -416,21 +433,31 @@ class Failed(Frame, frozen=True):
     """Those of the message; see ``RequestError``."""
 
 
+class Tokenized(Frame, frozen=True):
+    request_id: RequestId
+    tokens: tuple[TokenId, ...]
+    pieces: tuple[bytes, ...]
+    """Of each token, control tokens by their names."""
+    context: Count
+    """How many tokens a prompt and its answer may have together."""
+
+
+class Detokenized(Frame, frozen=True):
+    request_id: RequestId
+    text: str
+
+
 class Busy(Frame, frozen=True):
     """No slot is free (or the agent drains): the request was not started, bind it elsewhere."""
 
     request_id: RequestId
 
 
+LastEvent: TypeAlias = Finished | Failed | Busy | Tokenized | Detokenized
+"""Each request has exactly one, unless the link is lost."""
+
 Event: TypeAlias = (
-    TokenGenerated
-    | ToolCallsEnded
-    | Embedded
-    | DocumentTooLong
-    | DocumentFailed
-    | Finished
-    | Failed
-    | Busy
+    TokenGenerated | ToolCallsEnded | Embedded | DocumentTooLong | DocumentFailed | LastEvent
 )
 
 
@@ -528,7 +555,7 @@ class Swap(Frame, frozen=True):
     turn: int
 
 
-ToAgent: TypeAlias = Generate | Embed | Cancel | SetState | Swap
+ToAgent: TypeAlias = Generate | Embed | Tokenize | Detokenize | Cancel | SetState | Swap
 ToBalancer: TypeAlias = Join | Status | Described | Step
 
 encode = msgspec.msgpack.encode

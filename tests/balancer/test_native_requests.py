@@ -18,6 +18,7 @@ from balancer.native_requests import (
     MessageError,
     SocketRequest,
     Stop,
+    chunks,
     embed,
     generate,
     parse,
@@ -411,7 +412,7 @@ def batch(**changes: Any) -> GenerateEmbeddingBatchParams:
 def test_documents_become_a_frame(method: Any, normalization: Normalization) -> None:
     params = batch(normalization_method=method)
 
-    frame = embed(params.input_batch, R, pooling=Pooling.MEAN, normalization=params.normalization)
+    frame = embed(params.documents, R, pooling=Pooling.MEAN, normalization=params.normalization)
 
     assert frame == Embed(
         request_id=R,
@@ -442,11 +443,11 @@ def test_documents_are_split_evenly_over_the_agents() -> None:
     documents = [{"content": "x", "id": str(n)} for n in range(11)]
 
     def sizes(agents: int, largest: int) -> list[int]:
-        chunks = batch(input_batch=documents).chunks(agents=agents, largest=largest)
-        assert [document.id for chunk in chunks for document in chunk] == [
+        parts = chunks(batch(input_batch=documents).documents, agents=agents, largest=largest)
+        assert [document.document_id for part in parts for document in part] == [
             str(n) for n in range(11)
         ]
-        return [len(chunk) for chunk in chunks]
+        return [len(part) for part in parts]
 
     assert sizes(agents=1, largest=256) == [11]
     assert sizes(agents=4, largest=256) == [3, 3, 3, 2]
@@ -455,7 +456,7 @@ def test_documents_are_split_evenly_over_the_agents() -> None:
 
 
 def test_no_documents_are_no_chunks() -> None:
-    assert batch(input_batch=[]).chunks(agents=3, largest=256) == []
+    assert chunks((), agents=3, largest=256) == []
 
 
 @pytest.mark.parametrize(

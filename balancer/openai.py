@@ -1,0 +1,392 @@
+"""OpenAI's routes: one request a body, the answer as one object or as server-sent events.
+
+A request that fails before its answer has begun gets a status and OpenAI's error body; later the
+stream carries one error event and ends. A client that goes away is a cancel, whatever it waits for.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import wraps
+from typing import Protocol
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from balancer.balancer import Balancer, new_id
+from balancer.batch import Batch
+from balancer.exchange import Told
+from balancer.http import ClosingStream, paced, read_body, unless_gone
+from balancer.native_requests import answers, chunks, embed, encode_request
+from balancer.openai_chat import ChatRequest, chat_frame
+from balancer.openai_completions import CompletionRequest
+from balancer.openai_embeddings import EmbeddingAnswer, EmbeddingRequest
+from balancer.openai_errors import parse, refusal
+from balancer.openai_generation import GenerationBody
+from balancer.openai_results import (
+    ChatAnswer,
+    ChatStream,
+    CompletionAnswer,
+    CompletionStream,
+    Head,
+    Json,
+)
+from balancer.openai_tokens import TokensToText, detokenized, parse_text, tokenized
+from balancer.terms import Terms
+from common.errors import ErrorCode, RequestError
+from common.ids import RequestId
+from common.messages import (
+    L2,
+    Detokenized,
+    Event,
+    Failed,
+    Pooling,
+    Tokenized,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE = 4.0
+"""Seconds without a word after which a stream carries a comment, since things in between cut
+connections that are silent; until then a request that fails has a status.
+"""
+
+COMMENT = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+CONSULTATION_TIMEOUT = 30.0
+"""Seconds for an agent to tokenize a text."""
+
+STARTED = int(time.time())
+
+
+class Stream(Protocol):
+    """How a stream is told."""
+
+    def begin(self) -> bytes: ...
+
+    def tell(self, told: Told, /) -> bytes:
+        """What follows from an event that is no failure, perhaps nothing."""
+        ...
+
+    def fail(self, error: RequestError, /) -> bytes:
+        """The end, if it is none."""
+        ...
+
+    def end(self) -> bytes: ...
+
+
+class Answer(Protocol):
+    """How one object is made."""
+
+    def take(self, told: Told, /) -> None: ...
+
+    def object(self) -> Json: ...
+
+
+class _Chunks(Protocol):
+    def chunks(self, told: Told, /) -> Sequence[Json]: ...
+
+
+class ChunkStream:
+    """As chats and completions have it."""
+
+    def __init__(self, chunks: _Chunks) -> None:
+        self._chunks = chunks
+
+    def begin(self) -> bytes:
+        return b""
+
+    def tell(self, told: Told) -> bytes:
+        return b"".join(map(_data, self._chunks.chunks(told)))
+
+    def fail(self, error: RequestError) -> bytes:
+        return _data(refusal(error).body)
+
+    def end(self) -> bytes:
+        return DONE
+
+
+class OpenAI:
+    def __init__(self, balancer: Balancer, *, keep_alive: float = KEEP_ALIVE) -> None:
+        """``keep_alive``: in seconds; see ``KEEP_ALIVE``."""
+        self._balancer = balancer
+        self._keep_alive = keep_alive
+
+    async def models(self, _request: Request) -> Response:
+        data = [_model(names) for names in self._balancer.models]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        self._balancer.check_model(name)
+        names = next(names for names in self._balancer.models if name in names)
+        return JSONResponse(_model(names) | {"id": name})
+
+    async def chat(self, request: Request) -> Response:
+        params = parse(ChatRequest, await read_body(request))
+        parameters = self._balancer.parameters_for_tokens(params.model)
+        ids = _ids(params.answers)
+        first = chat_frame(
+            params,
+            ids[0],
+            parameters.sampling,
+            longest_image_side=parameters.image_resize_to_fit,
+        )
+        frames = {frame.request_id: encode_request(frame) for frame in answers(first, ids)}
+        indices = {request_id: n for n, request_id in enumerate(ids)}
+        kind = "chat.completion.chunk" if params.streams else "chat.completion"
+        head = self._head("chatcmpl", kind, ids[0], params)
+        if params.streams:
+            stream = ChatStream(head, indices, tells_usage=params.tells_usage)
+            return await self._stream(request, frames, params.terms, ChunkStream(stream))
+        answer = ChatAnswer(head, indices, tells_logprobs=params.alternatives is not None)
+        return await self._whole(request, frames, params.terms, answer)
+
+    async def completions(self, request: Request) -> Response:
+        params = parse(CompletionRequest, await read_body(request))
+        parameters = self._balancer.parameters_for_tokens(params.model)
+        given = params.prompts()
+        ids = _ids(len(given) * params.answers)
+        frames: dict[RequestId, bytes] = {}
+        prompts: dict[RequestId, int] = {}
+        for n, prompt in enumerate(given):
+            mine = ids[n * params.answers : (n + 1) * params.answers]
+            first = params.generate(mine[0], prompt, parameters.sampling)
+            for frame in answers(first, mine):
+                frames[frame.request_id] = encode_request(frame)
+                prompts[frame.request_id] = n
+        head = self._head("cmpl", "text_completion", ids[0], params)
+        echoes = params.echoes()
+        tells_logprobs = params.alternatives is not None
+        if params.streams:
+            stream = CompletionStream(
+                head, prompts, echoes, tells_logprobs=tells_logprobs, tells_usage=params.tells_usage
+            )
+            return await self._stream(request, frames, params.terms, ChunkStream(stream))
+        answer = CompletionAnswer(head, prompts, echoes, tells_logprobs=tells_logprobs)
+        return await self._whole(request, frames, params.terms, answer)
+
+    async def embeddings(self, request: Request) -> Response:
+        params = parse(EmbeddingRequest, await read_body(request))
+        parameters = self._balancer.desired_state.inference_parameters
+        if not parameters.enable_embeddings:
+            raise RequestError(ErrorCode.EMBEDDINGS_DISABLED, "embeddings are not enabled")
+        self._balancer.check_model(params.model)
+        pooling = parameters.pooling_type
+        if pooling in (Pooling.NONE, Pooling.RANK):
+            raise RequestError(
+                ErrorCode.NOT_SUPPORTED, f"with the pooling {pooling} a text has no single vector"
+            )
+        agents = max(1, len(self._balancer.agents))
+        parts = chunks(params.documents, agents=agents, largest=parameters.embedding_batch_size)
+        ids = _ids(len(parts))
+        frames = {
+            request_id: encode_request(
+                embed(documents, request_id, pooling=pooling, normalization=L2())
+            )
+            for request_id, documents in zip(ids, parts, strict=True)
+        }
+        answer = EmbeddingAnswer(params, params.model or self._model_name())
+        batch = self._submit(request, frames, Terms(params.model), at_once=agents)
+        return await self._collect(request, batch, answer)
+
+    async def tokenize(self, request: Request) -> Response:
+        params = parse_text(await read_body(request))
+        event = await self._consult(request, params.frame, params.model)
+        assert isinstance(event, Tokenized)
+        return JSONResponse(tokenized(event, tells_pieces=params.tells_pieces))
+
+    async def detokenize(self, request: Request) -> Response:
+        params = parse(TokensToText, await read_body(request))
+        event = await self._consult(request, params.frame, params.model)
+        assert isinstance(event, Detokenized)
+        return JSONResponse(detokenized(event))
+
+    async def _consult(
+        self, request: Request, frame: Callable[[RequestId], object], model: str | None
+    ) -> Event:
+        self._balancer.check_model(model)
+        request_id = new_id()
+        exchange = self._balancer.consult(request_id, encode(frame(request_id)), model)
+        try:
+            async with asyncio.timeout(CONSULTATION_TIMEOUT):
+                told = await unless_gone(request, anext(exchange))
+        except TimeoutError:
+            raise RequestError(
+                ErrorCode.DEADLINE_EXCEEDED, "the agent did not answer in time"
+            ) from None
+        finally:
+            self._balancer.cancel(request_id)
+        return _unless_failed(told).event
+
+    def _head(self, prefix: str, kind: str, request_id: RequestId, params: GenerationBody) -> Head:
+        name = params.model or self._model_name()
+        return Head(f"{prefix}-{request_id}", kind, int(time.time()), name)
+
+    def _model_name(self) -> str:
+        """Of an answer to a request that names none."""
+        return next((names[0] for names in self._balancer.models), "")
+
+    async def _stream(
+        self,
+        request: Request,
+        frames: Mapping[RequestId, bytes],
+        terms: Terms,
+        stream: Stream,
+    ) -> Response:
+        """Begins with the first event, or with the first comment; until then it can be refused."""
+        batch = self._begin(request, frames, terms)
+        try:
+            first = await unless_gone(request, self._next(batch))
+            if first is not None:
+                _unless_failed(first)
+        except BaseException:
+            batch.cancel()
+            raise
+        headers = {
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+            "x-request-id": batch.name,
+        }
+        lines = paced(self._lines(batch, first, stream))
+        return ClosingStream(lines, "text/event-stream", headers, closed=batch.cancel)
+
+    async def _lines(
+        self, batch: Batch, told: Told | None, stream: Stream
+    ) -> AsyncGenerator[bytes, None]:
+        """``told``: what has been read of the batch already; None: nothing, for a while."""
+        text = stream.begin()
+        while True:
+            if told is None:
+                text += COMMENT
+            elif isinstance(told.event, Failed):
+                yield text + stream.fail(_error(told.event))
+                return
+            else:
+                text += stream.tell(told)
+                if batch.is_over:
+                    yield text + stream.end()
+                    return
+            if text:
+                yield text
+            text = b""
+            told = await self._next(batch)
+
+    async def _next(self, batch: Batch) -> Told | None:
+        """None: it is time for a comment."""
+        if not batch.is_empty:
+            return await anext(batch)
+        try:
+            async with asyncio.timeout(self._keep_alive):
+                return await anext(batch)
+        except TimeoutError:
+            return None
+
+    async def _whole(
+        self,
+        request: Request,
+        frames: Mapping[RequestId, bytes],
+        terms: Terms,
+        answer: Answer,
+    ) -> Response:
+        return await self._collect(request, self._begin(request, frames, terms), answer)
+
+    async def _collect(self, request: Request, batch: Batch, answer: Answer) -> Response:
+        try:
+            await unless_gone(request, _read(batch, answer))
+        finally:
+            batch.cancel()
+        return JSONResponse(answer.object(), headers={"x-request-id": batch.name})
+
+    def _begin(self, request: Request, frames: Mapping[RequestId, bytes], terms: Terms) -> Batch:
+        """As many at once as there are slots, so that a large batch leaves room in the buffer."""
+        slots = sum(agent.status.slots_total for agent in self._balancer.agents)
+        return self._submit(request, frames, terms, at_once=max(1, slots))
+
+    def _submit(
+        self, request: Request, frames: Mapping[RequestId, bytes], terms: Terms, *, at_once: int
+    ) -> Batch:
+        batch = Batch(self._balancer, frames, terms, at_once=at_once)
+        request.state.request_id = batch.name
+        log.info(
+            "request_id=%s client_request_id=%s %s: %d requests",
+            batch.name,
+            _client_id(request),
+            request.url.path,
+            len(frames),
+        )
+        return batch
+
+
+async def _read(batch: Batch, answer: Answer) -> None:
+    async for told in batch:
+        answer.take(_unless_failed(told))
+
+
+def _unless_failed(told: Told) -> Told:
+    if isinstance(told.event, Failed):
+        raise _error(told.event)
+    return told
+
+
+def _error(event: Failed) -> RequestError:
+    return RequestError(event.code, event.message, event.figures)
+
+
+def _ids(count: int) -> list[RequestId]:
+    """Those of one client's request, alike but for their ends."""
+    first = new_id()
+    return [first, *(RequestId(f"{first}-{n}") for n in range(1, count))]
+
+
+def _client_id(request: Request) -> str | None:
+    """What the client calls its request, if that is fit for a log."""
+    name = request.headers.get("x-client-request-id", "")
+    return name if name.isascii() and name.isprintable() and 0 < len(name) <= 128 else None
+
+
+def _model(names: Sequence[str]) -> Json:
+    return {
+        "id": names[0],
+        "object": "model",
+        "created": STARTED,
+        "owned_by": "headrace",
+        "aliases": names[1:],
+    }
+
+
+def _data(value: Json) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def openai_errors(endpoint: Endpoint) -> Endpoint:
+    """Errors before an answer begins, with the fitting status."""
+
+    @wraps(endpoint)
+    async def wrapped(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except RequestError as error:
+            return _refused(request, error)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads this
+        except Exception:
+            log.exception("a fault in %s", request.url.path)
+            fault = RequestError(ErrorCode.INTERNAL_ERROR, "a fault of this server")
+            return _refused(request, fault)
+
+    return wrapped
+
+
+def _refused(request: Request, error: RequestError) -> Response:
+    told = refusal(error)
+    name = getattr(request.state, "request_id", None)
+    headers = told.headers if name is None else {**told.headers, "x-request-id": name}
+    return JSONResponse(told.body, status_code=told.status, headers=headers)
