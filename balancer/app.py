@@ -104,18 +104,18 @@ def create_app(
 
 def _openai_routes(openai: OpenAI) -> list[Route]:
     endpoints = {
-        "chat/completions": openai.chat,
-        "completions": openai.completions,
-        "embeddings": openai.embeddings,
-        "tokenize": openai.tokenize,
-        "detokenize": openai.detokenize,
+        "chat/completions": (openai.chat, "messages"),
+        "completions": (openai.completions, "prompt"),
+        "embeddings": (openai.embeddings, "input"),
+        "tokenize": (openai.tokenize, None),
+        "detokenize": (openai.detokenize, "tokens"),
     }
     return [
         Route("/v1/models", openai_errors(openai.models)),
         Route("/v1/models/{model:path}", openai_errors(openai.model)),
         *(
-            Route(f"/v1/{path}", openai_errors(endpoint), methods=["POST"])
-            for path, endpoint in endpoints.items()
+            Route(f"/v1/{path}", openai_errors(endpoint, prompt=prompt), methods=["POST"])
+            for path, (endpoint, prompt) in endpoints.items()
         ),
     ]
 

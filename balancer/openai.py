@@ -366,27 +366,29 @@ def _data(value: Json) -> bytes:
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def openai_errors(endpoint: Endpoint) -> Endpoint:
-    """Errors before an answer begins, with the fitting status."""
+def openai_errors(endpoint: Endpoint, *, prompt: str | None = None) -> Endpoint:
+    """Errors before an answer begins, with the fitting status. ``prompt``: what the route calls its
+    prompt.
+    """
 
     @wraps(endpoint)
     async def wrapped(request: Request) -> Response:
         try:
             return await endpoint(request)
         except RequestError as error:
-            return _refused(request, error)
+            return _refused(request, error, prompt)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads this
         except Exception:
             log.exception("a fault in %s", request.url.path)
             fault = RequestError(ErrorCode.INTERNAL_ERROR, "a fault of this server")
-            return _refused(request, fault)
+            return _refused(request, fault, prompt)
 
     return wrapped
 
 
-def _refused(request: Request, error: RequestError) -> Response:
-    told = refusal(error)
+def _refused(request: Request, error: RequestError, prompt: str | None) -> Response:
+    told = refusal(error, prompt=prompt)
     name = getattr(request.state, "request_id", None)
     headers = told.headers if name is None else {**told.headers, "x-request-id": name}
     return JSONResponse(told.body, status_code=told.status, headers=headers)

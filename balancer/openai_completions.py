@@ -21,10 +21,7 @@ Tokens: TypeAlias = Annotated[list[Token], Field(min_length=1)]
 
 class CompletionRequest(GenerationBody):
     prompt: (
-        str
-        | Tokens
-        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
-        | Annotated[list[Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+        str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
     )
     echo: bool | None = None
     """Put the prompt before each answer."""

@@ -23,10 +23,7 @@ MOST_DOCUMENTS = 2048
 class EmbeddingRequest(Said):
     model: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     input: (
-        str
-        | Tokens
-        | Annotated[list[str], Field(min_length=1, max_length=MOST_DOCUMENTS)]
-        | Annotated[list[Tokens], Field(min_length=1, max_length=MOST_DOCUMENTS)]
+        str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_DOCUMENTS)]
     )
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, lt=2**20)] | None = None

@@ -36,12 +36,17 @@ PARAMETERS = {
     ErrorCode.INVALID_GRAMMAR: "grammar",
     ErrorCode.INVALID_SCHEMA: "response_format",
     ErrorCode.INVALID_TOOL_SCHEMA: "tools",
-    ErrorCode.CHAT_TEMPLATE_ERROR: "messages",
-    ErrorCode.MULTIMODAL_NOT_SUPPORTED: "messages",
-    ErrorCode.IMAGE_DECODING_FAILED: "messages",
-    ErrorCode.IMAGE_EXCEEDS_BATCH_SIZE: "messages",
 }
 """What is to blame, where the code alone says it."""
+
+PROMPT_ERRORS = {
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+    ErrorCode.CHAT_TEMPLATE_ERROR,
+    ErrorCode.MULTIMODAL_NOT_SUPPORTED,
+    ErrorCode.IMAGE_DECODING_FAILED,
+    ErrorCode.IMAGE_EXCEEDS_BATCH_SIZE,
+}
+"""Where it is what each route calls its prompt."""
 
 
 class ParameterError(RequestError):
@@ -61,15 +66,18 @@ class Refusal:
     headers: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def refusal(error: RequestError) -> Refusal:
+def refusal(error: RequestError, *, prompt: str | None = None) -> Refusal:
+    """``prompt``: what the route calls its prompt."""
     parameter = error.parameter if isinstance(error, ParameterError) else None
+    if parameter is None:
+        parameter = prompt if error.code in PROMPT_ERRORS else PARAMETERS.get(error.code)
     status = OPENAI_STATUS[error.code]
     headers = {"retry-after": str(RETRY_AFTER[status])} if status in RETRY_AFTER else {}
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     body = {
         "message": error.message,
         "type": kind,
-        "param": parameter or PARAMETERS.get(error.code),
+        "param": parameter,
         "code": CODES.get(error.code, str(error.code)),
     }
     return Refusal(status, {"error": body}, headers)

@@ -329,7 +329,8 @@ class _TextLogprobs:
         text = logprobs.chosen.piece.decode(errors="replace")
         self.tokens.append(text)
         self.logprobs.append(logprobs.chosen.logprob)
-        self.tops.append({e.piece.decode(errors="replace"): e.logprob for e in logprobs.top})
+        told = (*logprobs.top, logprobs.chosen)
+        self.tops.append({each.piece.decode(errors="replace"): each.logprob for each in told})
         self.offsets.append(self.offset)
         self.offset += len(text)
 
