@@ -26,11 +26,17 @@ def play(balancer: Balancer) -> Play:
 
 
 @pytest.fixture
-async def address(balancer: Balancer) -> AsyncGenerator[str]:
+def keep_alive() -> float:
+    """Seconds between two comments of a silent stream."""
+    return 60.0
+
+
+@pytest.fixture
+async def address(balancer: Balancer, keep_alive: float) -> AsyncGenerator[str]:
     """The balancer's routes under a real server: ``127.0.0.1:PORT``."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        create_app(balancer),
+        create_app(balancer, keep_alive=keep_alive),
         log_level="error",
         lifespan="off",
         ws="websockets-sansio",
