@@ -439,3 +439,16 @@ def test_every_request_ends_once_whatever_fails(
         assert end.usage.prompt_tokens == embedded_tokens
         if end.reason is FinishReason.STOP:
             assert len(before) == len(lengths)
+
+
+def test_a_document_may_be_tokens() -> None:
+    documents = (
+        Document("a", "", (TokenId(97), TokenId(98))),
+        Document("b", "", (TokenId(1000),)),
+    )
+    frame = Embed(request_id=R1, documents=documents, pooling=Pooling.MEAN)
+
+    fits, refused = tokenize(frame, EchoEmbedder(), longest_piece=1, vocabulary_size=1000).documents
+
+    assert fits == TokenizedDocument("a", (TokenId(97), TokenId(98)))
+    assert refused == DocumentFailed(R1, "b", "the model has no token 1000")

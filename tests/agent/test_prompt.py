@@ -16,11 +16,16 @@ from common.messages import (
     CallsTold,
     ChatMessage,
     Conversation,
+    Detokenize,
+    Detokenized,
     Generate,
     Prompt,
     RawPrompt,
     Segment,
     TokenClass,
+    Tokenize,
+    Tokenized,
+    TokenPrompt,
     ToolCallsParsed,
 )
 
@@ -288,3 +293,50 @@ def test_without_a_template_only_raw_prompts_work(template: str | None) -> None:
     with pytest.raises(RequestError, match="raw prompt") as caught:
         without.prepare_prompt(request(Conversation((ChatMessage("user", "a"),))))
     assert caught.value.code is ErrorCode.CHAT_TEMPLATE_ERROR
+
+
+def test_tokens_are_fed_as_they_stand() -> None:
+    prepared = preparer().prepare_prompt(request(TokenPrompt((TokenId(98), TokenId(97)))))
+
+    assert prepared.prompt == [98, 97]
+
+
+@pytest.mark.parametrize("token", [-1, 257])
+def test_a_token_that_the_model_does_not_have_is_refused(token: int) -> None:
+    with pytest.raises(RequestError, match=f"no token {token}"):
+        preparer().prepare_prompt(request(TokenPrompt((TokenId(token),))))
+
+
+@pytest.mark.parametrize("prompt", [RawPrompt("a", is_plain=True), TokenPrompt((TokenId(97),))])
+def test_in_a_plain_answer_nothing_is_set_apart(prompt: Prompt) -> None:
+    """The same model's ordinary answers have their thoughts told apart."""
+    prepared = preparer(template="{# <think></think> #}").prepare_prompt(request(prompt))
+
+    output = prepared.output.feed(b"<think>so</think>yes")
+
+    assert output.segments == content("<think>so</think>yes")
+
+
+def test_texts_become_tokens_and_tokens_texts() -> None:
+    raw = Tokenize(request_id=RequestId("r"), prompt=RawPrompt("ab"), adds_beginning=False)
+    back = Detokenize(RequestId("r"), (TokenId(97), TokenId(98)))
+
+    assert preparer().consult(raw) == Tokenized(
+        RequestId("r"), (TokenId(97), TokenId(98)), (b"a", b"b"), 16
+    )
+    assert preparer().consult(back) == Detokenized(RequestId("r"), "ab")
+
+
+def test_a_conversation_is_tokenized_as_it_would_be_fed() -> None:
+    conversation = Conversation((ChatMessage("user", "a"),))
+    frame = Tokenize(request_id=RequestId("r"), prompt=conversation, adds_beginning=True)
+
+    told = preparer().consult(frame)
+
+    assert isinstance(told, Tokenized)
+    assert list(told.tokens) == preparer().prepare_prompt(request(conversation)).prompt
+
+
+def test_tokens_that_the_model_does_not_have_are_no_text() -> None:
+    with pytest.raises(RequestError, match="no token 300"):
+        preparer().consult(Detokenize(RequestId("r"), (TokenId(97), TokenId(300))))

@@ -18,7 +18,7 @@ from agent.model_files import ModelFileError
 from agent.service import Agent
 from agent.swap import ModelSwap, Setup
 from common.errors import ErrorCode, ModelError, ProjectorError, RequestError
-from common.ids import RequestId
+from common.ids import RequestId, TokenId
 from common.messages import (
     IMAGE_MARKER,
     PROTOCOL,
@@ -28,6 +28,8 @@ from common.messages import (
     ChatMessage,
     Conversation,
     Described,
+    Detokenize,
+    Detokenized,
     Document,
     DocumentTooLong,
     Embed,
@@ -47,6 +49,7 @@ from common.messages import (
     ToAgent,
     ToBalancer,
     TokenGenerated,
+    Tokenize,
     Usage,
     decode_to_balancer,
     encode,
@@ -382,6 +385,34 @@ async def test_a_request_before_the_model_is_loaded_is_refused(
     assert await link.event() == Busy(R1)
 
 
+async def test_texts_are_tokenized_while_every_slot_is_taken(
+    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
+) -> None:
+    link = await balancer.link()
+    await link.ready()
+    await link.send(ask(R1), ask(R2))
+    await link.send(Detokenize(R3, (TokenId(97),)))
+
+    assert await link.event() == Detokenized(R3, "a")
+
+
+async def test_what_cannot_be_tokenized_is_its_senders_error(
+    balancer: PlayedBalancer, running: RunningAgent
+) -> None:
+    link = await balancer.link()
+    wrong = Detokenize(R1, (TokenId(1000),))
+    await link.send(wrong)
+    too_early = await link.event()
+    await link.ready()
+    await link.send(wrong)
+    refused = await link.event()
+
+    assert isinstance(too_early, Failed)
+    assert too_early.code is ErrorCode.NO_AGENTS
+    assert isinstance(refused, Failed)
+    assert refused.code is ErrorCode.INVALID_REQUEST
+
+
 async def test_a_prompt_that_can_never_fit_is_refused_and_frees_its_slot(
     balancer: PlayedBalancer, running: RunningAgent
 ) -> None:
@@ -674,11 +705,19 @@ async def test_no_model_may_be_wanted(balancer: PlayedBalancer, running: Running
     assert status.application is Application.APPLIED
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [
+        ask(R1),
+        Tokenize(request_id=R1, prompt=RawPrompt("ab"), adds_beginning=False),
+    ],
+)
 async def test_a_swap_waits_for_prompts_that_are_still_prepared_for_nobody(
     balancer: PlayedBalancer,
     running: RunningAgent,
     engine: HeldEngine,
     models: PlayedModels,
+    frame: Generate | Tokenize,
 ) -> None:
     """Their threads use the model's vocabulary, which must not be freed under them."""
     vocabulary = HeldVocabulary()
@@ -686,11 +725,10 @@ async def test_a_swap_waits_for_prompts_that_are_still_prepared_for_nobody(
     models.engines[OTHER.path] = HeldEngine(slots=2)
     link = await balancer.link()
     await link.ready()
-    await link.send(ask(R1))
+    await link.send(frame)
     await asyncio.to_thread(vocabulary.is_used.wait, 10)
 
     await link.send(Cancel(R1), wanted(OTHER))
-    assert isinstance(await link.event(), Finished)
     await link.status(lambda status: status.awaits_turn)
     await link.send(Swap(1))
     await link.status(lambda status: status.swapping)
