@@ -16,8 +16,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
 from balancer.balancer import Balancer
-from balancer.http import OwnOrigin
+from balancer.http import KeyHolders, OwnOrigin
 from balancer.inference import Inference
+from balancer.keys import Keys
 from balancer.management import Management
 from balancer.openai import KEEP_ALIVE, OpenAI, openai_errors
 from balancer.state_store import MemoryStore, StateError, StateStore
@@ -31,10 +32,12 @@ def create_app(
     store: StateStore | None = None,
     *,
     origins: Sequence[str] = (),
+    keys: Keys | None = None,
     keep_alive: float = KEEP_ALIVE,
 ) -> Starlette:
     """``store``: where the desired state is kept; None: nowhere. ``origins``: of other web pages that
-    may use these routes, such as ``https://chat.example``. ``keep_alive``: in seconds, for OpenAI's
+    may use these routes, such as ``https://chat.example``. ``keys``: of those
+    who may ask for inference; None: anybody may. ``keep_alive``: in seconds, for OpenAI's
     streams.
     """
     inference = Inference(balancer)
@@ -50,6 +53,7 @@ def create_app(
                 allow_headers=["Accept", "Authorization", "Content-Type"],
                 max_age=3600,
             ),
+            *([Middleware(KeyHolders, keys=keys)] if keys is not None else []),
         ],
         routes=[
             Route("/health", _health),

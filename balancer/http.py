@@ -9,11 +9,13 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-from common.errors import ErrorCode, RequestError
+from balancer.keys import Keys
+from balancer.openai_errors import refusal
+from common.errors import STATUS, ErrorCode, RequestError
 
 T = TypeVar("T")
 
@@ -85,6 +87,40 @@ class OwnOrigin:
         except ValueError:
             return False
         return page.netloc == headers.get("host") and (host == "localhost" or _is_address(host))
+
+
+INFERENCE = ("/v1/", "/api/v1/continue_from_", "/api/v1/generate_", "/api/v1/inference_socket")
+"""What the paths begin with that want a key, if there are keys."""
+
+
+class KeyHolders:
+    """Refuses inference to those without a key."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (
+            scope["type"] in {"http", "websocket"}
+            and scope["path"].startswith(INFERENCE)
+            and not self._keys.allow(Headers(scope=scope).get("authorization"))
+        ):
+            await self._refuse(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = RequestError(ErrorCode.UNAUTHORIZED, "a key is needed: Authorization: Bearer KEY")
+        headers = {"www-authenticate": "Bearer"}
+        if scope["type"] == "websocket":
+            await WebSocketClose(1008, error.message)(scope, receive, send)
+        elif scope["path"].startswith("/v1/"):
+            told = refusal(error)
+            await JSONResponse(told.body, told.status, headers)(scope, receive, send)
+        else:
+            answer = PlainTextResponse(f"{error.message}\n", STATUS[error.code], headers)
+            await answer(scope, receive, send)
 
 
 def _is_address(host: str) -> bool:

@@ -27,6 +27,7 @@ TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 CODES = {
     ErrorCode.INVALID_REQUEST: "invalid_value",
     ErrorCode.NOT_SUPPORTED: "unsupported_parameter",
+    ErrorCode.UNAUTHORIZED: "invalid_api_key",
     ErrorCode.BUFFER_FULL: "rate_limit_exceeded",
 }
 """OpenAI's names, where they differ from ours."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 class ErrorCode(enum.StrEnum):
     # The client's
     INVALID_REQUEST = "invalid_request"
+    UNAUTHORIZED = "unauthorized"
     BODY_TOO_LARGE = "body_too_large"
     NOT_SUPPORTED = "not_supported"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
@@ -41,6 +42,7 @@ class ErrorCode(enum.StrEnum):
 
 STATUS = {
     ErrorCode.INVALID_REQUEST: 400,
+    ErrorCode.UNAUTHORIZED: 401,
     ErrorCode.BODY_TOO_LARGE: 413,
     ErrorCode.NOT_SUPPORTED: 501,
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,

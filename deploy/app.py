@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from balancer.app import create_app
 from balancer.balancer import Balancer
 from balancer.desired_state import BalancerDesiredState
+from balancer.keys import read_keys
 from balancer.link import AgentListener
 from balancer.state_store import StoredState, open_store
 from deploy.model import parse_model
@@ -41,11 +42,13 @@ class BalancerReplica:
         self._store = open_store(settings.state)
         self._balancer.want(self._store.load() or first_state(settings))
         self._origins = settings.origins
+        keys = settings.inference_keys
+        self._keys = None if keys is None else read_keys(keys.read_text())
         self._listener = AgentListener(self._balancer)
         await self._listener.start(settings.agent_host, settings.agent_port)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return create_app(self._balancer, self._store, origins=self._origins)
+        return create_app(self._balancer, self._store, origins=self._origins, keys=self._keys)
 
     async def shut_down(self) -> None:
         """End every stream with a message now, instead of letting it run to its end."""

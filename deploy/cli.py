@@ -49,6 +49,7 @@ from deploy.options import (
     check_address,
     check_balancer,
     check_host,
+    check_keys,
     check_model,
     check_name,
     check_origin,
@@ -95,6 +96,14 @@ def up(
         list[str] | None,
         typer.Option(
             "--allow-origin", help="Of a web page that may use it (CORS); may be repeated."
+        ),
+    ] = None,
+    inference_keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--inference-keys",
+            help="A file with the keys, one a line, of which clients must send one: "
+            "Authorization: Bearer KEY.",
         ),
     ] = None,
     agents: Annotated[int, typer.Option("--agents", min=0, max=64, help="How many agents.")] = 1,
@@ -176,6 +185,7 @@ def up(
             state=state,
             model=model,
             origins=tuple(check_origin(origin) for origin in allow_origin or ()),
+            inference_keys=None if inference_keys is None else check_keys(inference_keys),
         ),
     )
 

@@ -14,6 +14,7 @@ import typer
 from agent.engine import KvLayout
 from agent.model_files import check_model as check_file
 from balancer.desired_state import LocalModel, referred
+from balancer.keys import KeysError, read_keys
 from balancer.state_store import StateError, open_store
 from common.errors import ModelError
 from common.messages import LONGEST_NAME
@@ -207,6 +208,15 @@ def check_origin(origin: str) -> str:
             f"{origin!r} is not like https://chat.example", param_hint="'--allow-origin'"
         )
     return origin
+
+
+def check_keys(path: Path) -> Path:
+    try:
+        read_keys(path.read_text())
+    except (OSError, UnicodeDecodeError, KeysError) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise typer.BadParameter(f"{path}: {cause}", param_hint="'--inference-keys'") from error
+    return path.absolute()
 
 
 def check_name(name: str, option: str) -> str:

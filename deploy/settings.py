@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -58,3 +59,5 @@ class BalancerSettings(BaseModel):
     """What agents run if nothing is kept there yet: a path, an address, see ``parse_model``."""
     origins: tuple[str, ...] = ()
     """Of other web pages that may use the routes."""
+    inference_keys: Path | None = None
+    """A file with the keys that inference wants; None: it wants none."""

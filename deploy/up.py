@@ -166,6 +166,7 @@ def _greeting(settings: UpSettings, agents: list[dict[str, Any]]) -> str:
         lines.append("  no model is wanted yet; requests wait for one")
     else:
         lines.append("  no agents yet; requests wait for one")
+    lines.append(f"  openai  {settings.address}/v1")
     lines.append(f"  join    headrace agent --balancer {balancer}")
     lines += ["", "Try it:", "", curl_line(settings.address), "", "Ctrl-C stops it."]
     return "\n".join(lines)

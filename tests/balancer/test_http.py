@@ -1,11 +1,17 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
+import httpx
 import pytest
+from starlette.testclient import TestClient
 from starlette.types import Message, Scope
+from starlette.websockets import WebSocketDisconnect
 
 from balancer import http
+from balancer.app import create_app
+from balancer.balancer import Balancer
 from balancer.http import ClosingStream, paced
+from balancer.keys import Keys
 
 SCOPE: Scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
 
@@ -89,3 +95,54 @@ async def test_what_is_paced_is_closed_with_it() -> None:
     await stream.aclose()
 
     assert closed == [True]
+
+
+# Keys
+
+KEY = {"authorization": "Bearer the-key"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models",
+        "/v1/chat/completions",
+        "/v1/unheard-of",
+        "/api/v1/continue_from_raw_prompt",
+        "/api/v1/continue_from_conversation_history",
+        "/api/v1/generate_embedding_batch",
+    ],
+)
+async def test_inference_wants_a_key_where_there_are_keys(balancer: Balancer, path: str) -> None:
+    transport = httpx.ASGITransport(create_app(balancer, keys=Keys(["the-key"])))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        without = await client.post(path)
+        wrong = await client.post(path, headers={"authorization": "Bearer the-kez"})
+        right = await client.post(path, headers=KEY)
+
+    assert (without.status_code, wrong.status_code) == (401, 401)
+    assert without.headers["www-authenticate"] == "Bearer"
+    assert right.status_code != 401
+    if path.startswith("/v1/"):
+        assert without.json()["error"]["code"] == "invalid_api_key"
+
+
+async def test_other_routes_want_none(balancer: Balancer) -> None:
+    transport = httpx.ASGITransport(create_app(balancer, keys=Keys(["the-key"])))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/api/v1/agents")).status_code == 200
+
+
+async def test_a_socket_wants_a_key_too(balancer: Balancer) -> None:
+    client = TestClient(create_app(balancer, keys=Keys(["the-key"])))
+
+    with (
+        pytest.raises(WebSocketDisconnect) as caught,
+        client.websocket_connect("/api/v1/inference_socket"),
+    ):
+        pass
+    with client.websocket_connect("/api/v1/inference_socket", headers=KEY):
+        pass
+
+    assert caught.value.code == 1008

@@ -34,6 +34,8 @@ def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["up", "--state", f"file://{Path(__file__)}"], "not a desired state"),
         (["up", "--allow-origin", "chat.example"], "--allow-origin"),
         (["up", "--allow-origin", "https://chat.example/path"], "--allow-origin"),
+        (["up", "--inference-keys", "/nowhere"], "/nowhere: No such file"),
+        (["up", "--inference-keys", str(Path(__file__))], "the key in line"),
         (["up", "--tensor-split", "1,x"], "--tensor-split"),
         (["up", "--tensor-split", "0,0"], "--tensor-split"),
         (["up", "--k-cache-dtype", "Q9"], "--k-cache-dtype"),
