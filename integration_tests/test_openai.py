@@ -377,3 +377,23 @@ def test_a_document_that_is_too_long_is_refused_with_the_limit(embedding: Client
 def test_while_vectors_are_made_there_is_no_chat(embedding: Client) -> None:
     with pytest.raises(openai.InternalServerError, match="disabled"):
         embedding.chat.completions.create(model=MODEL, messages=QUESTION)
+
+
+def test_comments_come_while_a_stream_waits_for_a_slot(up: Up, client: Client) -> None:
+    said: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "stream": True}
+    running = [client.chat.completions.create(**said, extra_body=PLAIN) for _ in range(4)]
+    for stream in running:
+        next(stream)
+    with up.client.stream(
+        "POST", "/v1/chat/completions", json={**said, "max_tokens": 3}
+    ) as response:
+        lines = (line for line in response.iter_lines() if line)
+        first = next(lines)
+        for stream in running:
+            stream.close()
+        rest = [line for line in lines if not line.startswith(":")]
+
+    assert first == ": keep-alive"
+    assert response.headers["x-accel-buffering"] == "no"
+    assert len(response.headers.get_list("x-request-id")) == 1
+    assert rest[-1] == "data: [DONE]"

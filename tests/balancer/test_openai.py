@@ -557,3 +557,58 @@ async def test_when_the_balancer_ends_every_client_is_told(
 
     assert refused(await chat) == (503, None, "shutting_down")
     assert refused(await tokens) == (503, None, "shutting_down")
+
+
+IDLE = 0.5
+"""Seconds after which the proxy cuts; the real ones take 60."""
+
+
+@asynccontextmanager
+async def impatient_proxy(address: str) -> AsyncGenerator[str]:
+    """Cuts a connection that is silent, as most things between client and server do."""
+    host, _, port = address.rpartition(":")
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await asyncio.wait_for(reader.read(65536), IDLE):
+                writer.write(data)
+                await writer.drain()
+        except TimeoutError:
+            pass
+        finally:
+            writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_reader, to_writer = await asyncio.open_connection(host, int(port))
+        asking = asyncio.create_task(forward(reader, to_writer))
+        await copy(to_reader, writer)
+        asking.cancel()
+        to_writer.close()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield "{}:{}".format(*server.sockets[0].getsockname())
+
+
+async def test_a_stream_survives_a_proxy_that_cuts_silent_connections(
+    address: str, play: Play
+) -> None:
+    """B51"""
+    agent = play()
+    async with (
+        impatient_proxy(address) as proxy,
+        httpx.AsyncClient(base_url=f"http://{proxy}", trust_env=False, timeout=10) as client,
+        stream(client, CHAT) as lines,
+    ):
+        asked = await agent.asked()
+        for _ in range(2 * round(IDLE / KEEP_ALIVE)):
+            assert await anext(lines) == ": keep-alive"
+        agent.say_token(asked.request_id, "at last")
+        await chunk(lines)
+        said = await chunk(lines)
+        agent.finish(asked.request_id)
+
+    assert said["choices"][0]["delta"]["content"] == "at last"
