@@ -1,6 +1,7 @@
 """OpenAI's error bodies, and the HTTP statuses and headers that go with them. No I/O here."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -61,7 +62,8 @@ class Refusal:
     headers: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def refusal(error: RequestError) -> Refusal:
+def refusal(error: RequestError, parameters: Mapping[ErrorCode, str] = PARAMETERS) -> Refusal:
+    """``parameters``: which one is to blame, where the error does not say it."""
     parameter = error.parameter if isinstance(error, ParameterError) else None
     status = OPENAI_STATUS[error.code]
     headers = {"retry-after": str(RETRY_AFTER[status])} if status in RETRY_AFTER else {}
@@ -69,7 +71,7 @@ def refusal(error: RequestError) -> Refusal:
     body = {
         "message": error.message,
         "type": kind,
-        "param": parameter or PARAMETERS.get(error.code),
+        "param": parameter or parameters.get(error.code),
         "code": CODES.get(error.code, str(error.code)),
     }
     return Refusal(status, {"error": body}, headers)
