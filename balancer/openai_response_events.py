@@ -266,9 +266,9 @@ class ResponseStream:
         return self._numbered([{"type": "response.failed", "response": self.object()}])
 
     def object(self) -> Json:
-        """The whole response, once it has ended; before that without its output."""
-        items = [] if self._status == "in_progress" else self._items
-        return self._head.object(self._status, [item.object() for item in items]) | self._ending
+        """The response as far as it has come."""
+        output = [item.object() for item in self._items]
+        return self._head.object(self._status, output) | self._ending
 
     def _numbered(self, events: list[Event]) -> list[Event]:
         first = self._sent
@@ -316,7 +316,7 @@ class ResponseStream:
         item = self._open
         assert isinstance(item, _TextItem)
         text = "".join(self._held) + text
-        logprobs = self._logprobs if isinstance(item, _Message) else []
+        logprobs = self._logprobs
         self._held, self._logprobs = [], []
         return [item.add(text, logprobs)] if text or logprobs else []
 

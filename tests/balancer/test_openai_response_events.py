@@ -344,6 +344,24 @@ def test_white_space_between_items_makes_no_message() -> None:
     assert [item["type"] for item in whole(*told)["output"]] == ["function_call"]
 
 
+def test_white_space_between_items_is_no_part_of_the_next() -> None:
+    told = (
+        token(*thought("\n")),
+        token(*content(" A"), logprob=-1.0),
+        token(*thought("Hm.")),
+        token(*content("\n"), logprob=-2.0),
+        token(calls=[named(0, "{}")]),
+        token(*content("B"), logprob=-3.0),
+        end(),
+    )
+
+    first, _, _, second = whole(*told)["output"]
+
+    assert first["content"][0]["text"] == " A"
+    assert second["content"][0]["text"] == "B"
+    assert [each["logprob"] for each in second["content"][0]["logprobs"]] == [-3.0]
+
+
 def test_white_space_alone_is_a_message() -> None:
     told = (token(*content("\n")), end(FinishReason.LENGTH, content("\n")))
 
