@@ -21,6 +21,8 @@ from balancer.inference import Inference
 from balancer.keys import Keys
 from balancer.management import Management
 from balancer.openai import KEEP_ALIVE, OpenAI, openai_errors
+from balancer.openai_errors import parameters_of
+from balancer.openai_responses import RESPONSES_PARAMETERS
 from balancer.state_store import MemoryStore, StateError, StateStore
 from common.errors import STATUS, RequestError
 
@@ -108,18 +110,19 @@ def create_app(
 
 def _openai_routes(openai: OpenAI) -> list[Route]:
     endpoints = {
-        "chat/completions": (openai.chat, "messages"),
-        "completions": (openai.completions, "prompt"),
-        "embeddings": (openai.embeddings, "input"),
-        "tokenize": (openai.tokenize, None),
-        "detokenize": (openai.detokenize, "tokens"),
+        "chat/completions": (openai.chat, parameters_of("messages")),
+        "responses": (openai.responses, RESPONSES_PARAMETERS),
+        "completions": (openai.completions, parameters_of("prompt")),
+        "embeddings": (openai.embeddings, parameters_of("input")),
+        "tokenize": (openai.tokenize, parameters_of("messages")),
+        "detokenize": (openai.detokenize, parameters_of("tokens")),
     }
     return [
         Route("/v1/models", openai_errors(openai.models)),
         Route("/v1/models/{model:path}", openai_errors(openai.model)),
         *(
-            Route(f"/v1/{path}", openai_errors(endpoint, prompt=prompt), methods=["POST"])
-            for path, (endpoint, prompt) in endpoints.items()
+            Route(f"/v1/{path}", openai_errors(endpoint, parameters), methods=["POST"])
+            for path, (endpoint, parameters) in endpoints.items()
         ),
     ]
 

@@ -23,8 +23,10 @@ from balancer.native_requests import answers, chunks, embed, encode_request
 from balancer.openai_chat import ChatRequest, chat_frame
 from balancer.openai_completions import CompletionRequest
 from balancer.openai_embeddings import EmbeddingAnswer, EmbeddingRequest
-from balancer.openai_errors import parse, refusal
+from balancer.openai_errors import PARAMETERS, parse, refusal
 from balancer.openai_generation import GenerationBody
+from balancer.openai_response_events import ResponseAnswer, ResponseHead, ResponseStream
+from balancer.openai_responses import ResponsesRequest
 from balancer.openai_results import (
     ChatAnswer,
     ChatStream,
@@ -42,6 +44,7 @@ from common.messages import (
     Detokenized,
     Event,
     Failed,
+    Generate,
     Pooling,
     Tokenized,
     encode,
@@ -110,6 +113,25 @@ class ChunkStream:
         return DONE
 
 
+class EventStream:
+    """As responses have it."""
+
+    def __init__(self, stream: ResponseStream) -> None:
+        self._stream = stream
+
+    def begin(self) -> bytes:
+        return _events(self._stream.begin())
+
+    def tell(self, told: Told) -> bytes:
+        return _events(self._stream.events(told))
+
+    def fail(self, error: RequestError) -> bytes:
+        return _events(self._stream.fail(error))
+
+    def end(self) -> bytes:
+        return b""
+
+
 class OpenAI:
     def __init__(self, balancer: Balancer, *, keep_alive: float = KEEP_ALIVE) -> None:
         """``keep_alive``: in seconds; see ``KEEP_ALIVE``."""
@@ -128,14 +150,8 @@ class OpenAI:
 
     async def chat(self, request: Request) -> Response:
         params = parse(ChatRequest, await read_body(request))
-        parameters = self._balancer.parameters_for_tokens(params.model)
         ids = _ids(params.answers)
-        first = chat_frame(
-            params,
-            ids[0],
-            parameters.sampling,
-            longest_image_side=parameters.image_resize_to_fit,
-        )
+        first = self._chat_frame(params, ids[0])
         frames = {frame.request_id: encode_request(frame) for frame in answers(first, ids)}
         indices = {request_id: n for n, request_id in enumerate(ids)}
         kind = "chat.completion.chunk" if params.streams else "chat.completion"
@@ -145,6 +161,22 @@ class OpenAI:
             return await self._stream(request, frames, params.terms, ChunkStream(stream))
         answer = ChatAnswer(head, indices, tells_logprobs=params.alternatives is not None)
         return await self._whole(request, frames, params.terms, answer)
+
+    async def responses(self, request: Request) -> Response:
+        params = parse(ResponsesRequest, await read_body(request))
+        chat = params.chat()
+        frame = self._chat_frame(chat, new_id())
+        head = ResponseHead(
+            id=f"resp_{frame.request_id}",
+            created=int(time.time()),
+            model=chat.model or self._model_name(),
+            settings=params.settings(frame.sampling),
+        )
+        frames = {frame.request_id: encode_request(frame)}
+        if chat.streams:
+            stream = EventStream(ResponseStream(head))
+            return await self._stream(request, frames, chat.terms, stream)
+        return await self._whole(request, frames, chat.terms, ResponseAnswer(head))
 
     async def completions(self, request: Request) -> Response:
         params = parse(CompletionRequest, await read_body(request))
@@ -222,6 +254,15 @@ class OpenAI:
         finally:
             self._balancer.cancel(request_id)
         return _unless_failed(told).event
+
+    def _chat_frame(self, params: ChatRequest, request_id: RequestId) -> Generate:
+        parameters = self._balancer.parameters_for_tokens(params.model)
+        return chat_frame(
+            params,
+            request_id,
+            parameters.sampling,
+            longest_image_side=parameters.image_resize_to_fit,
+        )
 
     def _head(self, prefix: str, kind: str, request_id: RequestId, params: GenerationBody) -> Head:
         name = params.model or self._model_name()
@@ -359,6 +400,10 @@ def _model(names: Sequence[str]) -> Json:
     }
 
 
+def _events(events: Sequence[Json]) -> bytes:
+    return b"".join(b"event: " + event["type"].encode() + b"\n" + _data(event) for event in events)
+
+
 def _data(value: Json) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
@@ -366,9 +411,9 @@ def _data(value: Json) -> bytes:
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def openai_errors(endpoint: Endpoint, *, prompt: str | None = None) -> Endpoint:
-    """Errors before an answer begins, with the fitting status. ``prompt``: what the route calls its
-    prompt.
+def openai_errors(endpoint: Endpoint, parameters: Mapping[ErrorCode, str] = PARAMETERS) -> Endpoint:
+    """Errors before an answer begins, with the fitting status. ``parameters``: which one is to blame,
+    where the error does not say it.
     """
 
     @wraps(endpoint)
@@ -376,19 +421,21 @@ def openai_errors(endpoint: Endpoint, *, prompt: str | None = None) -> Endpoint:
         try:
             return await endpoint(request)
         except RequestError as error:
-            return _refused(request, error, prompt)
+            return _refused(request, error, parameters)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads this
         except Exception:
             log.exception("a fault in %s", request.url.path)
             fault = RequestError(ErrorCode.INTERNAL_ERROR, "a fault of this server")
-            return _refused(request, fault, prompt)
+            return _refused(request, fault, parameters)
 
     return wrapped
 
 
-def _refused(request: Request, error: RequestError, prompt: str | None) -> Response:
-    told = refusal(error, prompt=prompt)
+def _refused(
+    request: Request, error: RequestError, parameters: Mapping[ErrorCode, str]
+) -> Response:
+    told = refusal(error, parameters)
     name = getattr(request.state, "request_id", None)
     headers = told.headers if name is None else {**told.headers, "x-request-id": name}
     return JSONResponse(told.body, status_code=told.status, headers=headers)

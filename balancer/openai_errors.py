@@ -1,6 +1,7 @@
 """OpenAI's error bodies, and the HTTP statuses and headers that go with them. No I/O here."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -50,6 +51,11 @@ PROMPT_ERRORS = {
 """Where it is what each route calls its prompt."""
 
 
+def parameters_of(prompt: str) -> Mapping[ErrorCode, str]:
+    """What is to blame on a route, where the code alone says it. ``prompt``: what it calls its own."""
+    return PARAMETERS | dict.fromkeys(PROMPT_ERRORS, prompt)
+
+
 class ParameterError(RequestError):
     """The request's own fault, and which of its parameters it is."""
 
@@ -67,18 +73,16 @@ class Refusal:
     headers: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def refusal(error: RequestError, *, prompt: str | None = None) -> Refusal:
-    """``prompt``: what the route calls its prompt."""
+def refusal(error: RequestError, parameters: Mapping[ErrorCode, str] = PARAMETERS) -> Refusal:
+    """``parameters``: which one is to blame, where the error does not say it."""
     parameter = error.parameter if isinstance(error, ParameterError) else None
-    if parameter is None:
-        parameter = prompt if error.code in PROMPT_ERRORS else PARAMETERS.get(error.code)
     status = OPENAI_STATUS[error.code]
     headers = {"retry-after": str(RETRY_AFTER[status])} if status in RETRY_AFTER else {}
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     body = {
         "message": error.message,
         "type": kind,
-        "param": parameter,
+        "param": parameter or parameters.get(error.code),
         "code": CODES.get(error.code, str(error.code)),
     }
     return Refusal(status, {"error": body}, headers)

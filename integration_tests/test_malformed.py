@@ -71,9 +71,7 @@ def bounded(body: Any) -> Any:
 
 
 @pytest.mark.parametrize("route", BODIES)
-def test_whatever_a_client_sends_it_is_answered_and_nobody_else_suffers(
-    up: Up, route: str
-) -> None:
+def test_whatever_a_client_sends_it_is_answered_and_nobody_else_suffers(up: Up, route: str) -> None:
     @settings(
         max_examples=60,
         deadline=None,

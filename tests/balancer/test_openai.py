@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx
@@ -36,6 +36,7 @@ from common.messages import (
 )
 
 CHAT: dict[str, Any] = {"model": "played", "messages": [{"role": "user", "content": "Hi"}]}
+RESPONSE: dict[str, Any] = {"model": "played", "input": "Hi"}
 COMPLETION: dict[str, Any] = {"model": "played", "prompt": "Hi"}
 ROUTE = "/v1/chat/completions"
 KEEP_ALIVE = 0.02
@@ -385,6 +386,11 @@ async def test_a_request_that_an_agent_refuses_goes_on_elsewhere(
         (ROUTE, {**CHAT, "unheard_of": 1}, (400, "unheard_of", "unsupported_parameter")),
         (ROUTE, {"model": "played"}, (400, "messages", "invalid_value")),
         ("/v1/completions", {"model": "played"}, (400, "prompt", "invalid_value")),
+        (
+            "/v1/responses",
+            {**RESPONSE, "background": True},
+            (400, "background", "unsupported_parameter"),
+        ),
         ("/v1/embeddings", {"input": "a"}, (501, None, "embeddings_disabled")),
         ("/v1/tokenize", {"prompt": "a", "model": "other"}, (404, "model", "model_not_found")),
         ("/v1/detokenize", {"tokens": ["a"]}, (400, "tokens[0]", "invalid_value")),
@@ -428,6 +434,52 @@ async def test_without_tokens_to_generate_there_is_no_chat(
     want(balancer, enable_embeddings=True)
 
     assert refused(await client.post(ROUTE, json=CHAT)) == (501, None, "generation_disabled")
+
+
+# Responses
+
+
+async def event(lines: AsyncIterator[str]) -> dict[str, Any]:
+    name = await anext(lines)
+    told = json.loads((await anext(lines)).removeprefix("data: "))
+    assert name == f"event: {told['type']}"
+    return told
+
+
+async def test_a_response_is_answered_in_one_object(client: httpx.AsyncClient, play: Play) -> None:
+    agent = play()
+    task = await post(client, RESPONSE, "/v1/responses")
+    asked = await agent.asked()
+    agent.say_token(asked.request_id, "Hello")
+    agent.finish(asked.request_id)
+    response = await task
+    body = response.json()
+
+    assert body["id"] == f"resp_{response.headers['x-request-id']}"
+    assert (body["object"], body["status"]) == ("response", "completed")
+    assert body["output"][0]["content"][0]["text"] == "Hello"
+
+
+async def test_a_response_is_streamed_in_events(client: httpx.AsyncClient, play: Play) -> None:
+    agent = play()
+    async with stream(client, RESPONSE, "/v1/responses") as lines:
+        asked = await agent.asked()
+        agent.say_token(asked.request_id, "a")
+        begun = [await event(lines) for _ in range(5)]
+        agent.say(Failed(asked.request_id, ErrorCode.DECODE_FAILED, "why"))
+        ended = await event(lines)
+        rest = [line async for line in lines]
+
+    assert [told["type"] for told in begun] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+    ]
+    assert ended["type"] == "response.failed"
+    assert ended["response"]["error"]["message"] == "why"
+    assert rest == []
 
 
 # Embeddings
@@ -568,29 +620,27 @@ async def impatient_proxy(address: str) -> AsyncGenerator[str]:
     """Cuts a connection that is silent, as most things between client and server do."""
     host, _, port = address.rpartition(":")
 
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await asyncio.wait_for(reader.read(65536), IDLE):
+    async def copy(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: float | None
+    ) -> None:
+        with suppress(TimeoutError, ConnectionError):
+            while data := await asyncio.wait_for(reader.read(65536), patience):
                 writer.write(data)
                 await writer.drain()
-        except TimeoutError:
-            pass
-        finally:
-            writer.close()
+        writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.current_task())
         to_reader, to_writer = await asyncio.open_connection(host, int(port))
-        asking = asyncio.create_task(forward(reader, to_writer))
-        await copy(to_reader, writer)
-        asking.cancel()
-        to_writer.close()
+        await asyncio.gather(copy(reader, to_writer, None), copy(to_reader, writer, IDLE))
+        for each in (writer, to_writer):
+            with suppress(ConnectionError):
+                await each.wait_closed()
 
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            writer.write(data)
-
+    tasks: list[asyncio.Task[None] | None] = []
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         yield "{}:{}".format(*server.sockets[0].getsockname())
+    await asyncio.gather(*(task for task in tasks if task is not None))
 
 
 async def test_a_stream_survives_a_proxy_that_cuts_silent_connections(
