@@ -3,21 +3,22 @@
 ``agent.llguidance_library`` bounds its work; here it is made to ignore nothing that a schema says.
 """
 
-import json
 import threading
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from agent.engine import AnswerGrammar, Guidance
+from agent.json_schema import OPTIONS, SchemaError, check_schema
 from agent.lark import to_lark
 from agent.llguidance_library import Guide, GuideError, Tokenizer
 from common.errors import ErrorCode, RequestError
 from common.ids import TokenId
-from common.messages import Constraint, Gbnf, JsonSchema
+from common.messages import Gbnf, JsonSchema
 
 Allowed: TypeAlias = NDArray[np.bool_]
 """One entry a token of the vocabulary."""
@@ -37,15 +38,6 @@ class Matcher(Protocol):
     def accept(self, token: TokenId) -> None:
         """The answer went on with it. It must be allowed."""
         ...
-
-
-MAX_BYTES = 64 * 1024
-
-MAX_DEPTH = 64
-"""Of values in a schema."""
-
-WHITESPACE = r"[ \t]{0,2}|\r?\n[ \t]{0,40}"
-"""Between the parts of a JSON text. JSON has no limit, and small models take it to heart."""
 
 
 class ConstraintCompiler:
@@ -70,21 +62,21 @@ class ConstraintCompiler:
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
 
-    def compile(self, constraint: Constraint) -> "GuidedMatcher":
-        """Raises ``RequestError`` (``INVALID_SCHEMA`` or ``INVALID_GRAMMAR``) with the cause."""
+    def compile(self, constraint: Guidance) -> "GuidedMatcher":
+        """Raises ``RequestError`` (``INVALID_SCHEMA``, ``INVALID_GRAMMAR``, or what an
+        ``AnswerGrammar`` says) with the cause.
+        """
         match constraint:
-            case JsonSchema(schema):
-                grammar, code, noun = (
-                    _schema_grammar(schema),
-                    ErrorCode.INVALID_SCHEMA,
-                    "JSON schema",
-                )
-            case Gbnf(text, root):
-                grammar, code, noun = to_lark(text, root), ErrorCode.INVALID_GRAMMAR, "grammar"
+            case JsonSchema():
+                code, noun = ErrorCode.INVALID_SCHEMA, "JSON schema"
+            case Gbnf():
+                code, noun = ErrorCode.INVALID_GRAMMAR, "grammar"
+            case AnswerGrammar(code=code, noun=noun):
+                pass
         tokenizer = self._vocabulary()
         try:
-            matcher = GuidedMatcher(Guide(tokenizer, grammar), self._ends, noun)
-        except GuideError as error:
+            matcher = GuidedMatcher(Guide(tokenizer, _lark(constraint)), self._ends, noun)
+        except (GuideError, SchemaError) as error:
             raise RequestError(code, f"the {noun} cannot be used: {error}") from error
         try:
             possible = bool(matcher.allowed().any())
@@ -172,62 +164,29 @@ class GuidedMatcher:
             ) from error
 
 
+def _lark(constraint: Guidance) -> str:
+    """Or llguidance's JSON. Raises ``SchemaError``, or ``RequestError`` for what is in GBNF."""
+    match constraint:
+        case JsonSchema(schema):
+            return _schema_grammar(schema)
+        case Gbnf(text, root):
+            return to_lark(text, root)
+        case AnswerGrammar(grammar=grammar, schemas=schemas):
+            for name, schema in schemas:
+                try:
+                    _schema_grammar(schema)
+                except SchemaError as error:
+                    raise SchemaError(f"{name}: {error}" if name else str(error)) from error
+            return grammar
+
+
 def _schema_grammar(schema: str) -> str:
-    options: Any = {"whitespace_pattern": WHITESPACE, "lenient": False}
+    """Raises ``SchemaError``."""
     try:
-        grammar = LLMatcher.grammar_from_json_schema(check_schema(schema), overrides=options)
+        grammar = LLMatcher.grammar_from_json_schema(check_schema(schema), overrides=OPTIONS)
     except ValueError as error:
-        _refuse_schema(str(error))
+        raise SchemaError(str(error)) from error
     _, complaints = LLMatcher.validate_grammar_with_warnings(grammar)
     if complaints:
-        _refuse_schema("; ".join(complaints))
+        raise SchemaError("; ".join(complaints))
     return grammar
-
-
-def check_schema(schema: str) -> str:
-    """The schema as it is to be compiled. Raises ``RequestError`` (``INVALID_SCHEMA``)."""
-    if len(schema.encode(errors="replace")) > MAX_BYTES:
-        _refuse_schema(f"it is longer than {MAX_BYTES} bytes")
-    try:
-        value = json.loads(schema, parse_constant=_no_constant)
-    except RecursionError:
-        _refuse_schema(f"it is nested more than {MAX_DEPTH} deep")
-    except ValueError as error:
-        _refuse_schema(f"it is not JSON: {error}")
-    if _depth(value) > MAX_DEPTH:
-        _refuse_schema(f"it is nested more than {MAX_DEPTH} deep")
-    if value is True:
-        return "{}"
-    if value is False:
-        _refuse_schema("it allows nothing")
-    if not isinstance(value, dict):
-        _refuse_schema("it is neither an object nor a boolean")
-    if "x-guidance" in value:
-        _refuse_schema("'x-guidance' is not supported")
-    return schema
-
-
-def _refuse_schema(cause: str) -> NoReturn:
-    raise RequestError(ErrorCode.INVALID_SCHEMA, f"the JSON schema cannot be used: {cause}")
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _depth(value: Any) -> int:
-    depth = 0
-    level: list[Any] = [value]
-    while level:
-        depth += 1
-        below: list[Any] = []
-        for outer in level:
-            match outer:
-                case dict():
-                    below.extend(cast("dict[str, Any]", outer).values())
-                case list():
-                    below.extend(cast("list[Any]", outer))
-                case _:
-                    pass
-        level = below
-    return depth
