@@ -28,7 +28,10 @@ from common.messages import (
 )
 
 END = TokenId(256)
-MERGED = ['{"', '"}', '":', "</", "\n\n", '{"name', ' "a', "><", "}\n", "call", "</tool", ">{"]
+MERGED = [
+    '{"', '"}', '":', "</", "\n\n", '{"name', ' "a', "><", "}\n", "call", "</tool", ">{",
+    "</parameter>", "</param>", "</arg_value>", "</｜DSML｜parameter>",
+]  # fmt: skip
 """Tokens of several characters, some over the edges of what the grammars are made of."""
 
 
@@ -57,6 +60,8 @@ class Model:
     def __init__(self, family: str, *, marks_are_tokens: bool, ends: Sequence[str] = ()) -> None:
         self.output: OutputFormat = recognize(TEMPLATES.get(family, family))
         self.pieces = [*(bytes([n]) for n in range(256)), b"", *(text.encode() for text in MERGED)]
+        if self.output.reasoning is not None:
+            self.pieces += [mark.encode() for mark in self.output.reasoning.closes]
         self.tokens: dict[str, TokenId] = {}
         if marks_are_tokens:
             # A mark with a control token in it is text around that.
@@ -236,20 +241,28 @@ def test_nothing_but_the_call_is_allowed(family: str, form: str, marks_are_token
 
 def walk(model: Model, matcher: GuidedMatcher, chance: random.Random) -> str | None:
     """What a model writes that wants nothing but to come to an end; None: it does not end."""
-    wished = [TokenId(ord(c)) for c in '"}]>,']
+    opening = {TokenId(ord("{")), TokenId(ord("["))}
+    wished = {
+        TokenId(token) for token, piece in enumerate(model.pieces)
+        if piece in (b'"', b"}", b"]", b">") or piece[:1] + piece[-1:] in (b"<>", b"[]")
+    } | {*model.tokens.values()}  # fmt: skip
     rare = [TokenId(byte) for byte in range(0x80, 0x100)]
     tokens: list[TokenId] = []
     for _ in range(1500):
         allowed = matcher.allowed()
         if allowed[END] and chance.random() < 0.5:
             return model.text(tokens)
+        if tokens and chr(tokens[-1]).isdigit():
+            allowed[[ord("e"), ord("E")]] = False  # a number may become too large for the readers
         if chance.random() < 0.9:
             allowed[rare] = allowed[rare] & (not allowed[:0x80].any())
         possible = [TokenId(int(token)) for token in np.flatnonzero(allowed) if token != END]
         if not possible:
             return model.text(tokens)
-        better = [token for token in possible if token in wished or token > END]
-        token = chance.choice(better if better and chance.random() < 0.3 else possible)
+        better = [token for token in possible if token in wished]
+        if not better or chance.random() < 0.6:
+            better = [token for token in possible if token not in opening] or possible
+        token = chance.choice(better)
         matcher.accept(token)
         tokens.append(token)
     return None
