@@ -2,8 +2,7 @@
 
 Written in llguidance's dialect of Lark (its ``docs/syntax.md``), from the marks that the model's
 family uses and the notation of its calls: what follows the grammar is what the family's reader reads.
-But for this: where the text of a closing mark stands inside a JSON string, the section ends there for
-the reader. No I/O, no clock.
+No I/O, no clock.
 """
 
 import json
@@ -17,6 +16,7 @@ from agent.formats import OutputFormat
 from agent.json_schema import OPTIONS, SchemaError, check_schema
 from agent.lark import to_lark
 from agent.notations import HARMONY, HARMONY_RECIPIENT_FIRST, Notation, Part, Perhaps, Place
+from agent.output_parser import Text
 from agent.tool_calls import LONGEST_NAME
 from agent.tools import Tools
 from common.errors import ErrorCode, RequestError
@@ -27,6 +27,8 @@ _ANY = "/(?s:.*)/"
 _SOME = "/(?s:.+)/"
 _SPACE = r"/[ \t\r\n]/"
 _LITTLE_SPACE = r"/[ \t\r\n]{0,4}/"
+
+_TAG = re.compile(r"</[^<>]+>")
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -78,11 +80,7 @@ def answer_grammar(
         lead = _lead(rules, output, entry, reasons=conversation.enable_thinking)
         return calls.grammar(f"{lead} {calls.section()}")
     if constraint is not None:
-        if (
-            entry != "reasoning"
-            and not (conversation.enable_thinking and entry is None and _reasons(output))
-            and not (output.has_channels and entry == "start" and conversation.enable_thinking)
-        ):
+        if not _may_reason(output, entry, wants=conversation.enable_thinking):
             return constraint
         return _constrained(rules, output, conversation, entry, constraint)
     if any(_is_strict(tool) for tool in conversation.tools):
@@ -90,8 +88,13 @@ def answer_grammar(
     return None
 
 
-def _reasons(output: OutputFormat) -> bool:
-    return output.has_channels or output.reasoning is not None
+def _may_reason(output: OutputFormat, entry: str | None, *, wants: bool) -> bool:
+    """May reasoning come first, or has it been begun already?"""
+    if entry == "reasoning":
+        return True
+    if output.has_channels:
+        return wants and entry != "content"
+    return wants and entry is None and output.reasoning is not None
 
 
 def _refuse(message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST) -> NoReturn:
@@ -326,10 +329,19 @@ class _Calls:
         for name in tools:
             self._check_name(name)
 
+    def _never(self) -> tuple[str, ...]:
+        """What the reader takes for a mark inside a call, wherever it stands."""
+        notation, state = self._notation, self._output.with_tools["calls"]
+        found = [*state.marks] if isinstance(state, Text) else []
+        for parts in (notation.call, notation.plain_call, notation.json_parameter):
+            found += [tag for part in parts if isinstance(part, str) for tag in _TAG.findall(part)]
+        return tuple(dict.fromkeys(found))
+
     def grammar(self, start: str) -> AnswerGrammar:
         return AnswerGrammar(
             grammar=self._rules.write(f"start: {start}"),
             schemas=tuple(self._rules.schemas),
+            never=self._never(),
             code=ErrorCode.INVALID_TOOL_SCHEMA,
             noun="tools",
         )

@@ -4,7 +4,8 @@
 """
 
 import threading
-from collections.abc import Callable, Collection, Generator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
@@ -61,6 +62,7 @@ class ConstraintCompiler:
         self._never_text = {*control, *ends}
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
+        self._known_texts: _Texts | None = None
 
     def compile(self, constraint: Guidance) -> "GuidedMatcher":
         """Raises ``RequestError`` (``INVALID_SCHEMA``, ``INVALID_GRAMMAR``, or what an
@@ -74,8 +76,11 @@ class ConstraintCompiler:
             case AnswerGrammar(code=code, noun=noun):
                 pass
         tokenizer = self._vocabulary()
+        never = constraint.never if isinstance(constraint, AnswerGrammar) else ()
         try:
-            matcher = GuidedMatcher(Guide(tokenizer, _lark(constraint)), self._ends, noun)
+            guide = Guide(tokenizer, _lark(constraint))
+            watch = _Watch(guide, self._texts(tokenizer), never) if never else None
+            matcher = GuidedMatcher(guide, self._ends, noun, watch)
         except (GuideError, SchemaError) as error:
             raise RequestError(code, f"the {noun} cannot be used: {error}") from error
         try:
@@ -85,6 +90,12 @@ class ConstraintCompiler:
         if not possible:
             raise RequestError(code, f"the {noun} allows no answer in the model's tokens")
         return matcher
+
+    def _texts(self, tokenizer: Tokenizer) -> "_Texts":
+        with self._lock:
+            if self._known_texts is None:
+                self._known_texts = _Texts(tokenizer.pieces)
+            return self._known_texts
 
     def _vocabulary(self) -> Tokenizer:
         with self._lock:
@@ -130,22 +141,90 @@ class _Forced:
         return tokens
 
 
+class _Texts:
+    """Finds tokens by their bytes. Safe to use from any thread."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = pieces
+        self._in_order = sorted((piece, TokenId(t)) for t, piece in enumerate(pieces) if piece)
+        self._holding: dict[bytes, list[TokenId]] = {}
+
+    def holding(self, text: bytes) -> list[TokenId]:
+        if text not in self._holding:
+            found = [TokenId(t) for t, piece in enumerate(self.pieces) if text in piece]
+            self._holding[text] = found
+        return self._holding[text]
+
+    def beginning_with(self, text: bytes) -> Iterator[TokenId]:
+        for at in range(bisect_left(self._in_order, (text,)), len(self._in_order)):
+            piece, token = self._in_order[at]
+            if not piece.startswith(text):
+                return
+            yield token
+
+
+class _Watch:
+    """Keeps marks out of strings in JSON, over the edges of tokens too."""
+
+    def __init__(self, guide: Guide, texts: _Texts, never: Sequence[str]) -> None:
+        self._guide = guide
+        self._texts = texts
+        self._never = [mark.encode() for mark in never]
+        self._keeps = max(map(len, self._never)) - 1
+        self._tilde, self._break = (next(texts.beginning_with(c), None) for c in (b"~", b"\n"))
+        """A string in JSON is where the first may stand and the second not."""
+        self._tail = b""
+
+    def forbids(self, token: TokenId) -> bool:
+        """Of a token that the grammar allows."""
+        text = self._tail + self._texts.pieces[token]
+        before = len(self._tail)
+        return (
+            any(text.find(mark, max(0, before - len(mark) + 1)) >= 0 for mark in self._never)
+            and self._tilde is not None
+            and self._guide.allows_both(token, self._tilde)
+            and not (self._break is not None and self._guide.allows_both(token, self._break))
+        )
+
+    def candidates(self) -> Iterator[TokenId]:
+        """The tokens that could complete a mark here."""
+        for mark in self._never:
+            yield from self._texts.holding(mark)
+            for length in range(1, len(mark)):
+                if self._tail.endswith(mark[:length]):
+                    yield from self._texts.beginning_with(mark[length:])
+
+    def accept(self, token: TokenId) -> None:
+        piece = self._texts.pieces[token]
+        self._tail = (self._tail + piece)[-self._keeps :] if piece else b""
+
+
 class GuidedMatcher:
     """One answer that has to follow a schema or a grammar."""
 
-    def __init__(self, guide: Guide, ends: Sequence[TokenId], noun: str) -> None:
+    def __init__(
+        self, guide: Guide, ends: Sequence[TokenId], noun: str, watch: _Watch | None
+    ) -> None:
         """``noun``: what it follows."""
         self._guide = guide
         self._ends = ends
         self._noun = noun
+        self._watch = watch
 
     def allows(self, token: TokenId) -> bool:
         with self._rejecting():
-            return self._guide.may_end() if token in self._ends else self._guide.allows(token)
+            if token in self._ends:
+                return self._guide.may_end()
+            return self._guide.allows(token) and not (
+                self._watch is not None and self._watch.forbids(token)
+            )
 
     def allowed(self) -> Allowed:
         with self._rejecting():
             allowed = self._guide.allowed()
+            if self._watch is not None:
+                for token in self._watch.candidates():
+                    allowed[token] = allowed[token] and not self._watch.forbids(token)
             allowed[self._ends] = self._guide.may_end()
             return allowed
 
@@ -153,6 +232,8 @@ class GuidedMatcher:
         with self._rejecting():
             if token not in self._ends:
                 self._guide.accept(token)
+                if self._watch is not None:
+                    self._watch.accept(token)
 
     @contextmanager
     def _rejecting(self) -> Generator[None]:

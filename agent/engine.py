@@ -178,6 +178,8 @@ class AnswerGrammar:
     """In llguidance's dialect of Lark."""
     schemas: tuple[tuple[str, str], ...] = ()
     """The JSON schemas that are in it, each behind the name to tell when it cannot be used."""
+    never: tuple[str, ...] = ()
+    """Marks that readers find wherever they stand: no string in JSON may hold them."""
     code: ErrorCode
     """Of what it was made of, if that cannot be used."""
     noun: str

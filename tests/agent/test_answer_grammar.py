@@ -62,6 +62,8 @@ class Model:
         self.pieces = [*(bytes([n]) for n in range(256)), b"", *(text.encode() for text in MERGED)]
         if self.output.reasoning is not None:
             self.pieces += [mark.encode() for mark in self.output.reasoning.closes]
+        if not marks_are_tokens:
+            self.pieces += [mark.encode() for mark in self.output.marks]
         self.tokens: dict[str, TokenId] = {}
         if marks_are_tokens:
             # A mark with a control token in it is text around that.
@@ -636,6 +638,29 @@ def test_parameters_that_do_not_fit_in_tags_are_written_as_json(parameters: Any)
     assert [name for name, _ in model.read(text, tools)] == ["go"]
 
 
+@BOTH
+@pytest.mark.parametrize(
+    ("family", "mark"),
+    [("hermes", "</tool_call>"), ("harmony", "<|end|>"), ("kimi", "<|tool_call_end|>"), ("mistral", "[TOOL_CALLS]"),
+     ("functionary", "</function>"), ("magistral", "[ARGS]")],
+)  # fmt: skip
+def test_a_string_in_json_does_not_hold_a_mark_that_would_end_it(
+    family: str, mark: str, marks_are_tokens: bool
+) -> None:
+    model = Model(family, marks_are_tokens=marks_are_tokens)
+    conversation = Conversation((), tools=TOOLS, must_call=("weather",))
+    start, end = written(FAMILIES[family], city="CUT").split("CUT")
+    marked = [TokenId(byte) for byte in f"a{mark}".encode()]
+    almost = marked[:-1]
+
+    before, behind = model.tokenized(start), model.tokenized(end)
+    assert follows(model.matcher(conversation), [*before, *almost, *behind])
+    assert not follows(model.matcher(conversation), [*before, *marked, *behind])
+    if not marks_are_tokens:
+        whole = TokenId(model.pieces.index(mark.encode()))
+        assert not follows(model.matcher(conversation), [*before, whole, *behind])
+
+
 # Answers that may call a tool: text is free, and calls of strict tools are not
 
 WRONG = '{"city": "Rome"}'
@@ -675,7 +700,7 @@ def calling(arguments: str, name: str = "weather") -> str:
         ("magistral", "", f"a[THINK]b[/THINK]c[TOOL_CALLS]weather[ARGS]{RIGHT}", True),
         ("magistral", "", f"a[THINK]b[/THINK]c[TOOL_CALLS]weather[ARGS]{WRONG}", False),
         ("magistral", "", f"[TOOL_CALLS]weather[ARGS]{RIGHT} and text", False),
-        ("command", "", "<|START_RESPONSE|>a<|END_RESPONSE|>", None),
+        ("command", "", "<|START_RESPONSE|>a<|END_RESPONSE|>", True),
         ("deepseek 3.2", "", f"a{FAMILIES['deepseek 3.2'].replace('CITY', 'x').replace('DAYS', '3')}b", True),
         ("deepseek 3.2", "", f"a{FAMILIES['deepseek 3.2'].replace('CITY', 'x').replace('DAYS', 'y')}b", False),
         ("coder", "", FAMILIES["coder"].replace("CITY", "x").replace("DAYS", "3"), True),
@@ -683,14 +708,12 @@ def calling(arguments: str, name: str = "weather") -> str:
     ],
 )  # fmt: skip
 def test_calls_of_a_strict_tool_follow_its_schema_and_text_is_free(
-    family: str, prompt: str, text: str, expected: bool | None, marks_are_tokens: bool
+    family: str, prompt: str, text: str, expected: bool, marks_are_tokens: bool
 ) -> None:
     model = Model(family, marks_are_tokens=marks_are_tokens)
     conversation = Conversation((), tools=STRICT)
 
     matcher = model.matcher(conversation, prompt=prompt)
-    if expected is None:
-        expected = marks_are_tokens or not model.tokens
     assert follows(matcher, model.tokenized(text)) is expected
 
 
