@@ -323,8 +323,6 @@ class _Calls:
         closes = () if output.calls is None else output.calls.closes
         self.is_last = not (isinstance(final, str) and closes and final.endswith(closes))
         """Nothing can follow the section of calls."""
-        self.shares_section = bool(notation.begin or notation.end) or self.is_last
-        """Several calls stand in one section."""
         self._reads = Tools([_as_offered(tool) for tool in tools.values()])
         for name in tools:
             self._check_name(name)
@@ -346,14 +344,14 @@ class _Calls:
             noun="tools",
         )
 
-    def section(self, *, behind: str = "", most_one: bool = False) -> str:
+    def section(self, *, behind: str = "") -> str:
         """``behind``: the mark that stands before it already."""
         notation, rules = self._notation, self._rules
         begin = _without(notation.begin, behind) if notation.begin else ()
         first = self._one_of(behind="" if notation.begin else behind)
         end = self._sequence(notation.end)
         more = ""
-        if self._parallel and not most_one and not self.is_only:
+        if self._parallel and not self.is_only:
             again = f"{self._sequence(notation.between)} {self._one_of()}"
             more = f"{rules.rule(again)}*"
         return rules.rule(" ".join(f"{self._sequence(begin)} {first} {more} {end}".split()))
@@ -651,7 +649,7 @@ class _FreeText:
             pieces.append(rules.rule(f"{begun} {self._finished()}"))
             last = rules.rule(f"{last} | {begun} {self._unfinished()}")
         others = f"{rules.rule(' | '.join(pieces))}*" if pieces else ""
-        section = calls.section(behind=self._opens, most_one=not calls.shares_section)
+        section = calls.section(behind=self._opens)
         call = rules.rule(f"{rules.up_to(self._text, self._opens)} {section}")
         if calls.is_last:
             last = rules.rule(f"{call} | {last}")

@@ -613,29 +613,29 @@ def test_schemas_may_refer_to_their_definitions(family: str, text: str, expected
 
 
 @pytest.mark.parametrize(
-    "parameters",
+    ("parameters", "arguments"),
     [
-        {"type": "object", "anyOf": [{"required": ["a"]}], "properties": {"a": {"type": "integer"}}},
-        {"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}},
-        {"type": "object", "properties": {"a>": {"type": "string"}}},
-        {"type": "object", "properties": {"a": {"$ref": "#/properties/b"}, "b": {}}},
-        {"type": "object", "properties": {}, "required": ["a"]},
-        {"type": "object"},
-        None,
+        ({"type": "object", "anyOf": [{"required": ["a"]}], "properties": {"a": {}}}, {"a": 1}),
+        ({"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}, {"a": "x"}),
+        ({"type": "object", "properties": {"a": {"enum": ["x", "</parameter>"]}}}, {"a": "x"}),
+        ({"type": "object", "properties": {"a": {"enum": ["x", "\n"]}}}, {"a": "x"}),
+        ({"type": "object", "properties": {"a>": {"type": "string"}}}, {"a>": "x"}),
+        ({"type": "object", "properties": {"a": {"$ref": "#/properties/b"}, "b": {}}}, {"a": 1}),
+        ({"type": "object", "properties": {}, "required": ["a"]}, {"a": 1}),
+        ({"type": "object"}, {"a": 1}),
+        (None, {"a": 1}),
     ],
-)  # fmt: skip
-def test_parameters_that_do_not_fit_in_tags_are_written_as_json(parameters: Any) -> None:
+)
+def test_parameters_that_do_not_fit_in_tags_are_written_as_json(
+    parameters: Any, arguments: dict[str, Any]
+) -> None:
     tools = (tool("go", parameters),)
     model = Model("coder", marks_are_tokens=False)
     matcher = model.matcher(Conversation((), tools=tools, must_call=("go",)))
-    text = '<tool_call>\n<function=go>\n{"a": 1}\n</function>\n</tool_call>'
-    if parameters and "maxLength" in str(parameters):
-        text = text.replace("1", '"é"')
-    if parameters and "a>" in str(parameters):
-        text = text.replace('"a": 1', '"a>": ""')
+    text = f"<tool_call>\n<function=go>\n{json.dumps(arguments)}\n</function>\n</tool_call>"
 
     assert follows(matcher, model.tokenized(text))
-    assert [name for name, _ in model.read(text, tools)] == ["go"]
+    assert model.read(text, tools) == [("go", arguments)]
 
 
 @BOTH
@@ -659,6 +659,17 @@ def test_a_string_in_json_does_not_hold_a_mark_that_would_end_it(
     if not marks_are_tokens:
         whole = TokenId(model.pieces.index(mark.encode()))
         assert not follows(model.matcher(conversation), [*before, whole, *behind])
+
+
+def test_arguments_are_an_object_even_if_the_schema_does_not_say_so() -> None:
+    tools = (tool("clock", {"properties": {"a": {"type": "integer"}}}),)
+    model = Model("hermes", marks_are_tokens=False)
+    conversation = Conversation((), tools=tools, must_call=("clock",))
+
+    assert follows(model.matcher(conversation), model.tokenized(HERMES_CALL))
+    for other in ("5", "[]", '{"a": "b"}'):
+        wrong = HERMES_CALL.replace("{}", other)
+        assert not follows(model.matcher(conversation), model.tokenized(wrong))
 
 
 # Answers that may call a tool: text is free, and calls of strict tools are not
@@ -750,23 +761,34 @@ def test_the_same_where_an_answer_is_a_series_of_messages(
     assert follows(matcher, model.tokenized(text)) is expected
 
 
-@pytest.mark.parametrize("family", ["hermes", "qwen3", "magistral"])
-def test_where_calls_are_not_parallel_one_may_be_written(family: str) -> None:
-    form = "[TOOL_CALLS]clock[ARGS]{}" if family == "magistral" else HERMES_CALL
+@pytest.mark.parametrize(
+    ("family", "form", "between"),
+    [
+        ("hermes", HERMES_CALL, "\n"),
+        ("qwen3", HERMES_CALL, " and "),
+        ("magistral", "[TOOL_CALLS]clock[ARGS]{}", ""),
+        ("harmony", HARMONY_CALL, "<|start|>assistant"),
+    ],
+)
+def test_where_calls_are_not_parallel_one_may_be_written(
+    family: str, form: str, between: str
+) -> None:
     model = Model(family, marks_are_tokens=True)
-    conversation = Conversation((), tools=STRICT, parallel_calls=False)
+    one = Conversation((), tools=STRICT, parallel_calls=False)
+    many = Conversation((), tools=STRICT)
+    twice = model.tokenized(form + between + form)
 
-    assert follows(model.matcher(conversation), model.tokenized(f"a{form}"))
-    assert follows(model.matcher(conversation), model.tokenized("a"))
-    assert not follows(model.matcher(conversation), model.tokenized(f"a{form}{form}"))
+    assert follows(model.matcher(one), model.tokenized(form))
+    assert not follows(model.matcher(one), twice)
+    assert follows(model.matcher(many), twice)
 
 
 @pytest.mark.parametrize(
     ("family", "tools"),
-    [("hermes", TOOLS), ("hermes", ()), ("llama", STRICT), ("gemma 3", STRICT), ("unknown", STRICT), ("minicpm", STRICT)],
+    [("hermes", TOOLS), ("hermes", ()), ("harmony", STRICT), ("llama", STRICT), ("gemma 3", STRICT), ("unknown", STRICT), ("minicpm", STRICT)],
 )  # fmt: skip
 def test_other_answers_are_free(family: str, tools: tuple[dict[str, Any], ...]) -> None:
-    model = Model(family, marks_are_tokens=True)
+    model = Model(family, marks_are_tokens=family != "harmony")
 
     assert model.guidance(Conversation((), tools=tools)) is None
 
