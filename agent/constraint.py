@@ -3,21 +3,23 @@
 ``agent.llguidance_library`` bounds its work; here it is made to ignore nothing that a schema says.
 """
 
-import json
 import threading
-from collections.abc import Callable, Collection, Generator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
+from agent.engine import AnswerGrammar, Guidance
+from agent.json_schema import OPTIONS, SchemaError, check_schema
 from agent.lark import to_lark
 from agent.llguidance_library import Guide, GuideError, Tokenizer
 from common.errors import ErrorCode, RequestError
 from common.ids import TokenId
-from common.messages import Constraint, Gbnf, JsonSchema
+from common.messages import Gbnf, JsonSchema
 
 Allowed: TypeAlias = NDArray[np.bool_]
 """One entry a token of the vocabulary."""
@@ -37,15 +39,6 @@ class Matcher(Protocol):
     def accept(self, token: TokenId) -> None:
         """The answer went on with it. It must be allowed."""
         ...
-
-
-MAX_BYTES = 64 * 1024
-
-MAX_DEPTH = 64
-"""Of values in a schema."""
-
-WHITESPACE = r"[ \t]{0,2}|\r?\n[ \t]{0,40}"
-"""Between the parts of a JSON text. JSON has no limit, and small models take it to heart."""
 
 
 class ConstraintCompiler:
@@ -69,22 +62,26 @@ class ConstraintCompiler:
         self._never_text = {*control, *ends}
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
+        self._known_texts: _Texts | None = None
 
-    def compile(self, constraint: Constraint) -> "GuidedMatcher":
-        """Raises ``RequestError`` (``INVALID_SCHEMA`` or ``INVALID_GRAMMAR``) with the cause."""
+    def compile(self, constraint: Guidance) -> "GuidedMatcher":
+        """Raises ``RequestError`` (``INVALID_SCHEMA``, ``INVALID_GRAMMAR``, or what an
+        ``AnswerGrammar`` says) with the cause.
+        """
         match constraint:
-            case JsonSchema(schema):
-                grammar, code, noun = (
-                    _schema_grammar(schema),
-                    ErrorCode.INVALID_SCHEMA,
-                    "JSON schema",
-                )
-            case Gbnf(text, root):
-                grammar, code, noun = to_lark(text, root), ErrorCode.INVALID_GRAMMAR, "grammar"
+            case JsonSchema():
+                code, noun = ErrorCode.INVALID_SCHEMA, "JSON schema"
+            case Gbnf():
+                code, noun = ErrorCode.INVALID_GRAMMAR, "grammar"
+            case AnswerGrammar(code=code, noun=noun):
+                pass
         tokenizer = self._vocabulary()
+        never = constraint.never if isinstance(constraint, AnswerGrammar) else ()
         try:
-            matcher = GuidedMatcher(Guide(tokenizer, grammar), self._ends, noun)
-        except GuideError as error:
+            guide = Guide(tokenizer, _lark(constraint))
+            watch = _Watch(guide, self._texts(tokenizer), never) if never else None
+            matcher = GuidedMatcher(guide, self._ends, noun, watch)
+        except (GuideError, SchemaError) as error:
             raise RequestError(code, f"the {noun} cannot be used: {error}") from error
         try:
             possible = bool(matcher.allowed().any())
@@ -93,6 +90,12 @@ class ConstraintCompiler:
         if not possible:
             raise RequestError(code, f"the {noun} allows no answer in the model's tokens")
         return matcher
+
+    def _texts(self, tokenizer: Tokenizer) -> "_Texts":
+        with self._lock:
+            if self._known_texts is None:
+                self._known_texts = _Texts(tokenizer.pieces)
+            return self._known_texts
 
     def _vocabulary(self) -> Tokenizer:
         with self._lock:
@@ -138,22 +141,90 @@ class _Forced:
         return tokens
 
 
+class _Texts:
+    """Finds tokens by their bytes. Safe to use from any thread."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = pieces
+        self._in_order = sorted((piece, TokenId(t)) for t, piece in enumerate(pieces) if piece)
+        self._holding: dict[bytes, list[TokenId]] = {}
+
+    def holding(self, text: bytes) -> list[TokenId]:
+        if text not in self._holding:
+            found = [TokenId(t) for t, piece in enumerate(self.pieces) if text in piece]
+            self._holding[text] = found
+        return self._holding[text]
+
+    def beginning_with(self, text: bytes) -> Iterator[TokenId]:
+        for at in range(bisect_left(self._in_order, (text,)), len(self._in_order)):
+            piece, token = self._in_order[at]
+            if not piece.startswith(text):
+                return
+            yield token
+
+
+class _Watch:
+    """Keeps marks out of strings in JSON, over the edges of tokens too."""
+
+    def __init__(self, guide: Guide, texts: _Texts, never: Sequence[str]) -> None:
+        self._guide = guide
+        self._texts = texts
+        self._never = [mark.encode() for mark in never]
+        self._keeps = max(map(len, self._never)) - 1
+        self._tilde, self._break = (next(texts.beginning_with(c), None) for c in (b"~", b"\n"))
+        """A string in JSON is where the first may stand and the second not."""
+        self._tail = b""
+
+    def forbids(self, token: TokenId) -> bool:
+        """Of a token that the grammar allows."""
+        text = self._tail + self._texts.pieces[token]
+        before = len(self._tail)
+        return (
+            any(text.find(mark, max(0, before - len(mark) + 1)) >= 0 for mark in self._never)
+            and self._tilde is not None
+            and self._guide.allows_both(token, self._tilde)
+            and not (self._break is not None and self._guide.allows_both(token, self._break))
+        )
+
+    def candidates(self) -> Iterator[TokenId]:
+        """The tokens that could complete a mark here."""
+        for mark in self._never:
+            yield from self._texts.holding(mark)
+            for length in range(1, len(mark)):
+                if self._tail.endswith(mark[:length]):
+                    yield from self._texts.beginning_with(mark[length:])
+
+    def accept(self, token: TokenId) -> None:
+        piece = self._texts.pieces[token]
+        self._tail = (self._tail + piece)[-self._keeps :] if piece else b""
+
+
 class GuidedMatcher:
     """One answer that has to follow a schema or a grammar."""
 
-    def __init__(self, guide: Guide, ends: Sequence[TokenId], noun: str) -> None:
+    def __init__(
+        self, guide: Guide, ends: Sequence[TokenId], noun: str, watch: _Watch | None
+    ) -> None:
         """``noun``: what it follows."""
         self._guide = guide
         self._ends = ends
         self._noun = noun
+        self._watch = watch
 
     def allows(self, token: TokenId) -> bool:
         with self._rejecting():
-            return self._guide.may_end() if token in self._ends else self._guide.allows(token)
+            if token in self._ends:
+                return self._guide.may_end()
+            return self._guide.allows(token) and not (
+                self._watch is not None and self._watch.forbids(token)
+            )
 
     def allowed(self) -> Allowed:
         with self._rejecting():
             allowed = self._guide.allowed()
+            if self._watch is not None:
+                for token in self._watch.candidates():
+                    allowed[token] = allowed[token] and not self._watch.forbids(token)
             allowed[self._ends] = self._guide.may_end()
             return allowed
 
@@ -161,6 +232,8 @@ class GuidedMatcher:
         with self._rejecting():
             if token not in self._ends:
                 self._guide.accept(token)
+                if self._watch is not None:
+                    self._watch.accept(token)
 
     @contextmanager
     def _rejecting(self) -> Generator[None]:
@@ -172,62 +245,29 @@ class GuidedMatcher:
             ) from error
 
 
+def _lark(constraint: Guidance) -> str:
+    """Or llguidance's JSON. Raises ``SchemaError``, or ``RequestError`` for what is in GBNF."""
+    match constraint:
+        case JsonSchema(schema):
+            return _schema_grammar(schema)
+        case Gbnf(text, root):
+            return to_lark(text, root)
+        case AnswerGrammar(grammar=grammar, schemas=schemas):
+            for name, schema in schemas:
+                try:
+                    _schema_grammar(schema)
+                except SchemaError as error:
+                    raise SchemaError(f"{name}: {error}" if name else str(error)) from error
+            return grammar
+
+
 def _schema_grammar(schema: str) -> str:
-    options: Any = {"whitespace_pattern": WHITESPACE, "lenient": False}
+    """Raises ``SchemaError``."""
     try:
-        grammar = LLMatcher.grammar_from_json_schema(check_schema(schema), overrides=options)
+        grammar = LLMatcher.grammar_from_json_schema(check_schema(schema), overrides=OPTIONS)
     except ValueError as error:
-        _refuse_schema(str(error))
+        raise SchemaError(str(error)) from error
     _, complaints = LLMatcher.validate_grammar_with_warnings(grammar)
     if complaints:
-        _refuse_schema("; ".join(complaints))
+        raise SchemaError("; ".join(complaints))
     return grammar
-
-
-def check_schema(schema: str) -> str:
-    """The schema as it is to be compiled. Raises ``RequestError`` (``INVALID_SCHEMA``)."""
-    if len(schema.encode(errors="replace")) > MAX_BYTES:
-        _refuse_schema(f"it is longer than {MAX_BYTES} bytes")
-    try:
-        value = json.loads(schema, parse_constant=_no_constant)
-    except RecursionError:
-        _refuse_schema(f"it is nested more than {MAX_DEPTH} deep")
-    except ValueError as error:
-        _refuse_schema(f"it is not JSON: {error}")
-    if _depth(value) > MAX_DEPTH:
-        _refuse_schema(f"it is nested more than {MAX_DEPTH} deep")
-    if value is True:
-        return "{}"
-    if value is False:
-        _refuse_schema("it allows nothing")
-    if not isinstance(value, dict):
-        _refuse_schema("it is neither an object nor a boolean")
-    if "x-guidance" in value:
-        _refuse_schema("'x-guidance' is not supported")
-    return schema
-
-
-def _refuse_schema(cause: str) -> NoReturn:
-    raise RequestError(ErrorCode.INVALID_SCHEMA, f"the JSON schema cannot be used: {cause}")
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _depth(value: Any) -> int:
-    depth = 0
-    level: list[Any] = [value]
-    while level:
-        depth += 1
-        below: list[Any] = []
-        for outer in level:
-            match outer:
-                case dict():
-                    below.extend(cast("dict[str, Any]", outer).values())
-                case list():
-                    below.extend(cast("list[Any]", outer))
-                case _:
-                    pass
-        level = below
-    return depth

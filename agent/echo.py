@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agent.embedding import Vectors, pool
-from agent.engine import Capacity, Chunk, Decoded, Sampler, Vision
+from agent.engine import Capacity, Chunk, Decoded, Guidance, Sampler, Vision
 from common.errors import DecodeError, ErrorCode, RequestError
 from common.ids import SequenceId, TokenId
-from common.messages import Constraint, Pooling, Sampling
+from common.messages import Pooling, Sampling
 
 END = TokenId(256)
 
@@ -138,7 +138,7 @@ class EchoEngine:
         self,
         prompt: Sequence[TokenId],
         sampling: Sampling,
-        constraint: Constraint | None,
+        constraint: Guidance | None,
         logprobs: int | None,
         /,
     ) -> Sampler:

@@ -3,10 +3,10 @@
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from agent.embedding import Embedder
-from common.errors import RequestError
+from common.errors import ErrorCode, RequestError
 from common.ids import SequenceId, TokenId
 from common.messages import Constraint, Logprobs, Sampling
 
@@ -174,6 +174,25 @@ class Capacity:
     """False: only the whole of what a sequence holds can be taken over (recurrent models)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerGrammar:
+    """What a whole answer has to follow, from its first token to its end."""
+
+    grammar: str
+    """In llguidance's dialect of Lark."""
+    schemas: tuple[tuple[str, str], ...] = ()
+    """The JSON schemas that are in it, each behind the name to tell when it cannot be used."""
+    never: tuple[str, ...] = ()
+    """Marks that readers find wherever they stand: no string in JSON may hold them."""
+    code: ErrorCode
+    """Of what it was made of, if that cannot be used."""
+    noun: str
+    """For what it was made of."""
+
+
+Guidance: TypeAlias = Constraint | AnswerGrammar
+
+
 class Sampler(Protocol):
     """How one request's tokens are chosen, and what that remembers of the tokens so far."""
 
@@ -226,7 +245,7 @@ class Engine(Protocol):
         self,
         prompt: Sequence[TokenId],
         sampling: Sampling,
-        constraint: Constraint | None,
+        constraint: Guidance | None,
         logprobs: int | None,
         /,
     ) -> Sampler:

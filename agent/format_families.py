@@ -7,6 +7,29 @@ The facts are those of the models' own templates, which llama.cpp collects in ``
 
 from dataclasses import dataclass, replace
 
+from agent.notations import (
+    APERTUS,
+    CODER,
+    COMMAND,
+    DEEPSEEK,
+    DEEPSEEK_R1,
+    FUNCTION_TAG,
+    GLM,
+    HERMES,
+    KIMI,
+    LLAMA,
+    MINICPM,
+    MINIMAX,
+    MISTRAL,
+    MISTRAL_LIST,
+    MISTRAL_WITH_IDS,
+    SEED,
+    SOLAR,
+    Notation,
+    Place,
+    dsml,
+    json_in,
+)
 from agent.tool_calls import (
     Places,
     ReadCalls,
@@ -54,6 +77,8 @@ class Calls:
     """Not hidden, and only looked for where an answer begins and if tools are offered."""
     signs: tuple[str, ...] = ()
     """Like ``beginnings``, but anywhere."""
+    notation: Notation | None = None
+    """How to write calls that ``read`` reads; None: that is not known here."""
 
 
 _THINK = Reasoning(name="<think>", opens=("<think>",), closes=("</think>",))
@@ -106,6 +131,23 @@ _TOOL_CALL = Calls(
     read=read_blocks,
     opens=("<tool_call>",),
     closes=("</tool_call>",),
+    notation=HERMES,
+)
+_MISTRAL = Calls(
+    name="[TOOL_CALLS]",
+    read=Places(name="[TOOL_CALLS]", call_id="[CALL_ID]", arguments="[ARGS]"),
+    opens=("[TOOL_CALLS]",),
+    inside=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    notation=MISTRAL_LIST,
+)
+_DEEPSEEK = Calls(
+    name="<｜tool▁calls▁begin｜>",
+    read=Places(name="<｜tool▁call▁begin｜>", arguments="<｜tool▁sep｜>"),
+    opens=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+    closes=("<｜tool▁calls▁end｜>",),
+    inside=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    ends_reasoning=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+    notation=DEEPSEEK,
 )
 _LFM2 = Calls(
     name="<|tool_call_start|>",
@@ -113,12 +155,27 @@ _LFM2 = Calls(
     opens=("<|tool_call_start|>",),
     closes=("<|tool_call_end|>",),
 )
+_TOOL_CALLS = Calls(
+    name="<tool_calls>",
+    read=read_blocks,
+    opens=("<tool_calls>",),
+    closes=("</tool_calls>",),
+    notation=json_in(("<tool_calls>\n",), ("\n</tool_calls>",), between=("\n",)),
+)
+_PHI = Calls(
+    name="<|tool_call|>",
+    read=read_json,
+    opens=("<|tool_call|>",),
+    closes=("<|/tool_call|>",),
+    notation=json_in(("<|tool_call|>[",), ("]",)),
+)
 _LLAMA = Calls(
     name="<|python_tag|> or JSON",
     read=read_llama,
     opens=("<|python_tag|>",),
     beginnings=_JSON_BEGINNINGS,
     signs=("<function=",),
+    notation=LLAMA,
 )
 _GEMMA_3 = Calls(
     name="```tool_code",
@@ -128,28 +185,23 @@ _GEMMA_3 = Calls(
 )
 
 CALLS: tuple[tuple[tuple[str, ...], Calls], ...] = (
-    (("[TOOL_CALLS]",), Calls(
-        name="[TOOL_CALLS]",
-        read=Places(name="[TOOL_CALLS]", call_id="[CALL_ID]", arguments="[ARGS]"),
-        opens=("[TOOL_CALLS]",), inside=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
-    )),
+    (("[TOOL_CALLS]", "[CALL_ID]"), replace(_MISTRAL, notation=MISTRAL_WITH_IDS)),
+    (("[TOOL_CALLS]", "[ARGS]"), replace(_MISTRAL, notation=MISTRAL)),
+    (("[TOOL_CALLS]",), _MISTRAL),
     (("｜DSML｜", "function_calls>"), Calls(
         name="<｜DSML｜function_calls>", read=read_blocks, opens=("<｜DSML｜function_calls>",),
         closes=("</｜DSML｜function_calls>",), quotes=("｜DSML｜",),
         ends_reasoning=("<｜DSML｜function_calls>",),
+        notation=dsml("function_calls"),
     )),
     (("｜DSML｜", "tool_calls>"), Calls(
         name="<｜DSML｜tool_calls>", read=read_blocks, opens=("<｜DSML｜tool_calls>",),
         closes=("</｜DSML｜tool_calls>",), quotes=("｜DSML｜",),
         ends_reasoning=("<｜DSML｜tool_calls>",),
+        notation=dsml("tool_calls"),
     )),
-    (("<｜tool▁call▁begin｜>",), Calls(
-        name="<｜tool▁calls▁begin｜>",
-        read=Places(name="<｜tool▁call▁begin｜>", arguments="<｜tool▁sep｜>"),
-        opens=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"), closes=("<｜tool▁calls▁end｜>",),
-        inside=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-        ends_reasoning=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
-    )),
+    (("<｜tool▁call▁begin｜>", "```json"), replace(_DEEPSEEK, notation=DEEPSEEK_R1)),
+    (("<｜tool▁call▁begin｜>",), _DEEPSEEK),
     (("<|tool_calls_section_begin|>",), Calls(
         name="<|tool_calls_section_begin|>",
         read=Places(name="<|tool_call_begin|>", arguments="<|tool_call_argument_begin|>"),
@@ -157,6 +209,7 @@ CALLS: tuple[tuple[tuple[str, ...], Calls], ...] = (
         closes=("<|tool_calls_section_end|>",),
         inside=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
         ends_reasoning=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        notation=KIMI,
     )),
     (("<|tool_call:begin|>",), Calls(
         name="<|tool_call:begin|>",
@@ -165,6 +218,7 @@ CALLS: tuple[tuple[tuple[str, ...], Calls], ...] = (
         inside=(
             "<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>",
         ),
+        notation=SOLAR,
     )),
     (("<|tool_call>",), Calls(
         name="<|tool_call>call:", read=read_gemma, opens=("<|tool_call>",),
@@ -177,51 +231,61 @@ CALLS: tuple[tuple[tuple[str, ...], Calls], ...] = (
     (("<|START_ACTION|>",), Calls(
         name="<|START_ACTION|>", read=read_json, opens=("<|START_ACTION|>",),
         closes=("<|END_ACTION|>",),
+        notation=COMMAND,
     )),
     (("<|tools_prefix|>",), Calls(
         name="<|tools_prefix|>", read=read_json, opens=("<|tools_prefix|>",),
         closes=("<|tools_suffix|>",), ends_reasoning=("<|tools_prefix|>",),
+        notation=APERTUS,
     )),
     (("<|tool_list_start|>",), _LFM2),
     (("<|tool_call_start|>",), _LFM2),
     (("List of tools: [",), _LFM2),
-    (("<|tool_call|>",), Calls(
-        name="<|tool_call|>", read=read_json, opens=("<|tool_call|>",),
-        closes=("<|/tool_call|>",),
+    (("<|tool_call|>", "<|/tool_call|>"), replace(
+        _PHI, notation=json_in(("<|tool_call|>[",), ("]<|/tool_call|>",)),
     )),
+    (("<|tool_call|>",), _PHI),
     (("<seed:tool_call>",), Calls(
         name="<seed:tool_call>", read=read_blocks, opens=("<seed:tool_call>",),
         closes=("</seed:tool_call>",),
+        notation=SEED,
     )),
     (("<minimax:tool_call>",), Calls(
         name="<minimax:tool_call>", read=read_blocks, opens=("<minimax:tool_call>",),
         closes=("</minimax:tool_call>",),
+        notation=MINIMAX,
     )),
     (("<TOOLCALL>",), Calls(
         name="<TOOLCALL>", read=read_blocks, opens=("<TOOLCALL>",), closes=("</TOOLCALL>",),
+        notation=json_in(("<TOOLCALL>[",), ("]</TOOLCALL>",)),
     )),
-    (("<tool_calls>",), Calls(
-        name="<tool_calls>", read=read_blocks, opens=("<tool_calls>",), closes=("</tool_calls>",),
+    (("<tool_calls>[",), replace(
+        _TOOL_CALLS, notation=json_in(("<tool_calls>[",), ("]</tool_calls>",)),
     )),
+    (("<tool_calls>",), _TOOL_CALLS),
     (("<tool_call>", "<function="), replace(
         _TOOL_CALL, name="<tool_call><function=>", signs=("<function=",),
         ends_reasoning_before=("<tool_call><function=", "<tool_call>\n<function="),
+        notation=CODER,
     )),
+    (("<tool_call>", "<arg_key>"), replace(_TOOL_CALL, notation=GLM)),
     (("<tool_call>",), _TOOL_CALL),
     (("<|function_call|>",), Calls(
         name="<|function_call|>", read=read_json, opens=("<|function_call|>",),
+        notation=json_in(("<|function_call|>", Place.SPACE)),
     )),
     (("<|role_sep|>", "<|message_sep|>"), Calls(
         name="function call<|role_sep|>", read=read_json,
         opens=("<|message_sep|>\n\nfunction call<|role_sep|>\n",),
+        notation=json_in(("<|message_sep|>\n\nfunction call<|role_sep|>\n",)),
     )),
     (("<function name=\"", "<param name=\""), Calls(
         name="<function name=>", read=read_blocks, signs=("<function name=\"",),
-        closes=("</function>",),
+        closes=("</function>",), notation=MINICPM,
     )),
     (("<function=",), Calls(
         name="<function=>", read=read_llama, opens=("<|python_tag|>",), signs=("<function=",),
-        closes=("</function>",),
+        closes=("</function>",), notation=FUNCTION_TAG,
     )),
     (("<|python_tag|>",), _LLAMA),
     (('"parameters": dictionary',), _LLAMA),
@@ -237,6 +301,16 @@ HIDDEN: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("<|tool_call:begin|>", ("<|begin|>assistant", "<|content|>", "<|end|>")),
 )
 """What stands in a template, and marks around the content that nobody wants to see."""
+
+AROUND_CONTENT: tuple[tuple[str, str, str], ...] = (
+    ("<|START_RESPONSE|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ("<|START_TEXT|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ("</response>", "<response>", "</response>"),
+    ("<|tool_call:begin|>", "<|begin|>assistant<|content|>", "<|end|>"),
+)
+"""What stands in a template, and what its model writes before and behind the content once it has
+reasoned.
+"""
 
 UNKNOWN_CALLS = ("]<]minimax[>[", "<|open|>", "<atem:function_calls>", ">>>${recipient}")
 """In templates whose calls look like those of others, or are not known here."""

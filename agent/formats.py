@@ -8,7 +8,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from agent.format_families import CALLS, HIDDEN, REASONING, UNKNOWN_CALLS, Calls, Reasoning
+from agent.format_families import (
+    AROUND_CONTENT,
+    CALLS,
+    HIDDEN,
+    REASONING,
+    UNKNOWN_CALLS,
+    Calls,
+    Reasoning,
+)
 from agent.output_parser import Between, Header, OutputParser, State, Text, make_call_id
 from agent.tool_calls import ReadCalls, read_harmony
 from agent.tools import Tools
@@ -26,6 +34,17 @@ class OutputFormat:
     entries: tuple[tuple[str, str], ...]
     """How a prompt may end, but for white space, and the state in which the answer begins then."""
     read: ReadCalls | None
+    reasoning: Reasoning | None = None
+    calls: Calls | None = None
+    around_content: tuple[str, str] | None = None
+    """What stands before and behind the content, perhaps."""
+    has_channels: bool = False
+    """The answer is a series of messages with headers, each for one of several channels."""
+
+    def entry(self, prompt: str) -> str | None:
+        """The state in which the answer to this rendered prompt begins, if its end says so."""
+        ending = prompt[-256:].rstrip()
+        return next((state for end, state in self.entries if ending.endswith(end)), None)
 
     def parser(
         self,
@@ -38,8 +57,7 @@ class OutputFormat:
         """For one answer. ``prompt``: as rendered; its end may have opened a section already.
         ``has_tools``: some are offered. ``tools``: None if their calls are not to be read.
         """
-        ending = prompt[-256:].rstrip()
-        start = next((state for end, state in self.entries if ending.endswith(end)), None)
+        start = self.entry(prompt)
         return OutputParser(
             self.with_tools if has_tools else self.without_tools,
             start=start or "start",
@@ -55,6 +73,7 @@ def _tagged(
     calls: Calls | None,
     *,
     hides: tuple[str, ...] = (),
+    around_content: tuple[str, str] | None = None,
     are_calls_unknown: bool = False,
 ) -> OutputFormat:
     """``hides``: marks around the content. ``are_calls_unknown``: there may be calls, but it is not
@@ -84,6 +103,9 @@ def _tagged(
         without_tools=_states(reasoning, calls, hides, has_tools=False, content=TokenClass.CONTENT),
         entries=tuple(entries.items()),
         read=None if calls is None else calls.read,
+        reasoning=reasoning,
+        calls=calls,
+        around_content=around_content,
     )
 
 
@@ -163,6 +185,7 @@ def _harmony() -> OutputFormat:
             ("<|channel|>final<|message|>", "content"),
         ),
         read=read_harmony,
+        has_channels=True,
     )
 
 
@@ -177,6 +200,7 @@ def recognize(template: str | None) -> OutputFormat:
     if "<|channel|>" in template:
         return _harmony()
     hides = tuple(mark for sign, marks in HIDDEN if sign in template for mark in marks)
+    around = next((marks for sign, *marks in AROUND_CONTENT if sign in template), None)
     reasoning = next((found for sign, found in REASONING if sign in template), None)
     calls = None
     if not any(sign in template for sign in UNKNOWN_CALLS):
@@ -185,5 +209,9 @@ def recognize(template: str | None) -> OutputFormat:
         )
     mentions_tools = re.search(r"\b(?:tools|tool_calls)\b", template) is not None
     return _tagged(
-        reasoning, calls, hides=hides, are_calls_unknown=calls is None and mentions_tools
+        reasoning,
+        calls,
+        hides=hides,
+        around_content=None if around is None else (around[0], around[1]),
+        are_calls_unknown=calls is None and mentions_tools,
     )

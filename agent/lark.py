@@ -36,10 +36,12 @@ MAX_CHAIN = 500
 """Rules, of which each is first used by the one before: llguidance recurses so deep."""
 
 
-def to_lark(grammar: str, root: str) -> str:
-    """``grammar``: in GBNF. Raises ``RequestError`` (``INVALID_GRAMMAR``) with the cause."""
+def to_lark(grammar: str, root: str, *, first: str = "start") -> str:
+    """``grammar``: in GBNF. ``first``: what to name the rule for all of it; the others are named by
+    a letter and a number. Raises ``RequestError`` (``INVALID_GRAMMAR``) with the cause.
+    """
     try:
-        return _Writer(parse(grammar, root)).write(root)
+        return _Writer(parse(grammar, root)).write(root, first)
     except RecursionError:
         refuse("it is nested too deep")
 
@@ -68,7 +70,7 @@ class _Writer:
         self._written = 0
         self._rules_made = 0
 
-    def write(self, root: str) -> str:
+    def write(self, root: str, start: str) -> str:
         first = self._name(root)
         for name in self._waiting:  # which grows on the way
             write = self._states if name in self._right_recursive else self._rule
@@ -79,7 +81,7 @@ class _Writer:
             [
                 # A forced text is not to be forced into certain tokens.
                 '%llguidance {"no_forcing": true}',
-                f"start: {first}",
+                f"{start}: {first}",
                 *(f"{name}: {body}" for name, body in self._bodies.items()),
                 *(f"{name}: /[{_class(c)}]/" for c, name in self._terminals.items()),
             ]

@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.engine import Capacity, Chunk, Decoded, ImageRun, KvLayout, Sampler, SamplerPlace
+from agent.engine import (
+    Capacity,
+    Chunk,
+    Decoded,
+    Guidance,
+    ImageRun,
+    KvLayout,
+    Sampler,
+    SamplerPlace,
+)
 from agent.llama_candidates import Row
 from agent.llama_embedder import LlamaEmbedder
 from agent.llama_library import LlamaVocabulary, because, forget_messages, lib, start_library
@@ -22,7 +31,7 @@ from agent.llama_sampler import LlamaSampler, LlamaSamplers
 from agent.llama_vision import LlamaEncoding, LlamaVision
 from common.errors import DecodeError, ModelError, RequestError
 from common.ids import SequenceId, TokenId
-from common.messages import Constraint, Logprobs, Sampling
+from common.messages import Logprobs, Sampling
 from common.models import CacheType, FlashAttention
 
 DEFAULT_CONTEXT = 4096
@@ -265,7 +274,7 @@ class LlamaEngine:
         self,
         prompt: Sequence[TokenId],
         sampling: Sampling,
-        constraint: Constraint | None,
+        constraint: Guidance | None,
         logprobs: int | None,
         /,
     ) -> Sampler:

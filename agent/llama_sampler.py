@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from agent.constraint import Allowed, ConstraintCompiler, Matcher
+from agent.engine import Guidance
 from agent.llama_candidates import (
     Candidates,
     Ids,
@@ -27,12 +28,7 @@ from agent.llama_chain import Chain, check_sampling, is_attachable, refuse
 from agent.llama_library import LlamaVocabulary, lib
 from common.errors import ErrorCode, RequestError
 from common.ids import TokenId
-from common.messages import (
-    Constraint,
-    Logprobs,
-    Sampling,
-    TokenLogprob,
-)
+from common.messages import Logprobs, Sampling, TokenLogprob
 
 
 class LlamaSamplers:
@@ -62,13 +58,13 @@ class LlamaSamplers:
         self,
         prompt: Sequence[TokenId],
         sampling: Sampling,
-        constraint: Constraint | None,
+        constraint: Guidance | None,
         logprobs: int | None,
     ) -> "LlamaSampler":
         """A sampler for one request; may be called on any thread, and may take a while.
 
         Raises ``RequestError``: ``INVALID_REQUEST`` for what llama.cpp would not survive or would
-        cut off in silence, ``INVALID_GRAMMAR`` or ``INVALID_SCHEMA`` with the cause.
+        cut off in silence, ``INVALID_GRAMMAR``, ``INVALID_SCHEMA`` or ``INVALID_TOOL_SCHEMA`` with the cause.
         """
         check_sampling(sampling, self._vocabulary.size)
         if logprobs is not None and logprobs < 0:
@@ -101,7 +97,7 @@ class LlamaSamplers:
         never = (*self._suppressed, *(self._ends if sampling.ignore_eos else ()))
         return bias | dict.fromkeys(never, -math.inf)
 
-    def _matcher(self, constraint: Constraint | None) -> Matcher | None:
+    def _matcher(self, constraint: Guidance | None) -> Matcher | None:
         if constraint is None:
             return None
         if not self._ends:

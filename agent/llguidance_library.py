@@ -204,6 +204,11 @@ class Guide:
         one = ctypes.byref(ctypes.c_uint32(token))
         return self._step(lib.llg_matcher_validate_tokens, one, ctypes.c_size_t(1)) == 1
 
+    def allows_both(self, token: TokenId, following: TokenId) -> bool:
+        """The first one, and then the second?"""
+        both = (ctypes.c_uint32 * 2)(token, following)
+        return self._step(lib.llg_matcher_validate_tokens, both, ctypes.c_size_t(2)) == 2
+
     def allowed(self) -> NDArray[np.bool_]:
         """The same of all tokens; that of the end means nothing."""
         mask = np.zeros(lib.llg_matcher_get_mask_byte_size(self._handle), dtype=np.uint8)

@@ -7,8 +7,9 @@ so that they do not hold up the streams that run.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agent.answer_grammar import answer_grammar
 from agent.embedding import EmbeddingRequest, tokenize
-from agent.engine import Engine, ImageRun, MixedPrompt, Sampler
+from agent.engine import Engine, Guidance, ImageRun, MixedPrompt, Sampler
 from agent.formats import PLAIN, recognize
 from agent.images import open_image
 from agent.output import OutputStream
@@ -128,7 +129,7 @@ class Preparer:
             raise RequestError(ErrorCode.INVALID_REQUEST, "the prompt is empty")
         self._check_length(len(tokens))
         sampler = self.engine.sampler(
-            tokens, request.sampling, request.constraint, request.logprobs
+            tokens, request.sampling, self._guidance(request, text), request.logprobs
         )
         return PreparedRequest(
             request.request_id,
@@ -215,6 +216,20 @@ class Preparer:
                 )
             case _:
                 return self.format.parser(prompt=text, tools=None, has_tools=False)
+
+    def _guidance(self, request: Generate, text: str) -> Guidance | None:
+        """What the answer has to follow."""
+        if not isinstance(request.prompt, Conversation):
+            return request.constraint
+        tokens = {mark.decode(): token for token, mark in self._marks.items()}
+        return answer_grammar(
+            self.format,
+            request.prompt,
+            prompt=text,
+            constraint=request.constraint,
+            tokens=tokens,
+            ends=[mark for mark, token in tokens.items() if self._vocabulary.is_end(token)],
+        )
 
     def _tokens_of(self, marks: Sequence[str]) -> dict[TokenId, bytes]:
         """Those that are one token, whose own text is not shown."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import weakref
 from codecs import getincrementaldecoder
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from re import search
 from typing import Any
 
@@ -17,17 +17,31 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from llama_running import Running
 from msgspec.structs import replace
 from numpy.typing import NDArray
 from sampling import GREEDY, PLAIN, SMALL, Reference, make, random_row
 
 from agent.constraint import ConstraintCompiler
+from agent.llama import LlamaEngine
 from agent.llama_candidates import Row
 from agent.llama_library import LlamaVocabulary, lib
 from agent.llama_sampler import LlamaSamplers
 from common.errors import ErrorCode, RequestError
 from common.ids import TokenId
-from common.messages import Constraint, Gbnf, JsonSchema, Sampling
+from common.messages import (
+    CallsTold,
+    ChatMessage,
+    Constraint,
+    Conversation,
+    FinishReason,
+    Gbnf,
+    JsonSchema,
+    Sampling,
+    ToolCallsEnded,
+    ToolCallsParsed,
+)
+from deploy.model import default_model
 
 
 @pytest.fixture(scope="module")
@@ -440,3 +454,64 @@ def test_hostile_grammars_do_not_take_the_process_along() -> None:
     )
 
     assert (ended.returncode, ended.stdout.split()) == (0, ["invalid_grammar"] * len(grammars))
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+OFFERED = (
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "clock"}},
+)
+HERMES = (
+    "{{ tools }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}<|im_start|>assistant\n{# <tool_call> #}"
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Generator[LlamaEngine]:
+    engine = LlamaEngine(str(default_model()), slots=5, threads=1, context=512, cells=2560)
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_model_that_must_call_a_tool_calls_one_that_may_be_called(
+    engine: LlamaEngine, parallel: bool
+) -> None:
+    running = Running(engine, template=HERMES)
+    question = (ChatMessage("user", "What is the weather in Rome for the next 3 days?"),)
+    conversation = Conversation(
+        question,
+        tools=OFFERED,
+        must_call=("weather",),
+        parallel_calls=parallel,
+        calls_told=CallsTold.CHECKED,
+    )
+    names = [str(seed) for seed in range(10)]
+    ended = 0
+
+    for seed, name in enumerate(names):
+        running.submit(name, conversation, max_tokens=300, sampling=replace(PLAIN, seed=seed))
+    running.run()
+    running.forget()
+
+    for name in names:
+        _, end = running.outcome(name)
+        results = [
+            event.result
+            for event in running.events
+            if isinstance(event, ToolCallsEnded) and event.request_id == name
+        ]
+        if end.reason is FinishReason.LENGTH:
+            continue
+        ended += 1
+        (result,) = results
+        assert isinstance(result, ToolCallsParsed)
+        assert {call.name for call in result.calls} == {"weather"}
+        assert parallel or len(result.calls) == 1
+    assert ended >= 5

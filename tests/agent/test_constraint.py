@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.constraint import MAX_BYTES, MAX_DEPTH, ConstraintCompiler, GuidedMatcher
+from agent.constraint import ConstraintCompiler, GuidedMatcher
+from agent.json_schema import MAX_BYTES, MAX_DEPTH
 from common.errors import ErrorCode, RequestError
 from common.ids import TokenId
 from common.messages import JsonSchema

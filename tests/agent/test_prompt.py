@@ -7,7 +7,7 @@ from answers import content
 from PIL import Image
 
 from agent.echo import ByteVocabulary, EchoEngine
-from agent.engine import ImageRun, MixedPrompt, Picture
+from agent.engine import AnswerGrammar, Guidance, ImageRun, MixedPrompt, Picture, Sampler
 from agent.prompt import Preparer
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, TokenId
@@ -19,8 +19,10 @@ from common.messages import (
     Detokenize,
     Detokenized,
     Generate,
+    JsonSchema,
     Prompt,
     RawPrompt,
+    Sampling,
     Segment,
     TokenClass,
     Tokenize,
@@ -239,6 +241,47 @@ def test_control_tokens_that_are_marks_are_fed_as_text() -> None:
     prepared = Preparer(engine, "{{ tools }}[TOOL_CALLS]").prepare_prompt(request(RawPrompt("a")))
 
     assert prepared.marks == {MarkedVocabulary.MARK: b"[TOOL_CALLS]"}
+
+
+class Guided(EchoEngine):
+    """Remembers what the latest answer was to follow."""
+
+    guidance: Guidance | None = None
+
+    def sampler(
+        self,
+        prompt: Sequence[TokenId],
+        sampling: Sampling,
+        constraint: Guidance | None,
+        logprobs: int | None,
+        /,
+    ) -> Sampler:
+        self.guidance = constraint
+        return super().sampler(prompt, sampling, None, logprobs)
+
+
+def test_an_answer_that_must_call_a_tool_follows_a_grammar_with_the_models_own_marks() -> None:
+    engine = Guided(slots=1, context=512)
+    engine.vocabulary = MarkedVocabulary()
+    tool = {"type": "function", "function": {"name": "clock"}}
+    conversation = Conversation((ChatMessage("user", "a"),), tools=(tool,), must_call=("clock",))
+
+    Preparer(engine, "{{ tools }}[TOOL_CALLS]").prepare_prompt(request(conversation))
+
+    assert isinstance(engine.guidance, AnswerGrammar)
+    assert f"<[{MarkedVocabulary.MARK}]>" in engine.guidance.grammar
+
+
+@pytest.mark.parametrize("prompt", [RawPrompt("<think>"), TokenPrompt((TokenId(97),))])
+def test_what_a_client_wants_of_a_prompt_without_a_template_stays_as_it_is(prompt: Prompt) -> None:
+    engine = Guided(slots=1, context=512)
+    schema = JsonSchema("{}")
+
+    Preparer(engine, "<think></think>").prepare_prompt(
+        Generate(request_id=RequestId("r"), prompt=prompt, max_tokens=5, constraint=schema)
+    )
+
+    assert engine.guidance is schema
 
 
 def test_the_beginning_token_is_there_once() -> None:

@@ -388,8 +388,8 @@ async def test_a_request_that_an_agent_refuses_goes_on_elsewhere(
         ("/v1/completions", {"model": "played"}, (400, "prompt", "invalid_value")),
         (
             "/v1/responses",
-            {**RESPONSE, "background": True},
-            (400, "background", "unsupported_parameter"),
+            {**RESPONSE, "conversation": "c"},
+            (400, "conversation", "unsupported_parameter"),
         ),
         ("/v1/embeddings", {"input": "a"}, (501, None, "embeddings_disabled")),
         ("/v1/tokenize", {"prompt": "a", "model": "other"}, (404, "model", "model_not_found")),
@@ -440,7 +440,7 @@ async def test_without_tokens_to_generate_there_is_no_chat(
 
 
 async def event(lines: AsyncIterator[str]) -> dict[str, Any]:
-    name = await anext(lines)
+    name = await anext(line async for line in lines if not line.startswith(":"))
     told = json.loads((await anext(lines)).removeprefix("data: "))
     assert name == f"event: {told['type']}"
     return told
