@@ -80,7 +80,9 @@ def answer_grammar(
         lead = _lead(rules, output, entry, reasons=conversation.enable_thinking)
         return calls.grammar(f"{lead} {calls.section()}")
     if constraint is not None:
-        if not _may_reason(output, entry, wants=conversation.enable_thinking):
+        reasons = _may_reason(output, entry, wants=conversation.enable_thinking)
+        has_header = output.has_channels and entry != "content"
+        if not (reasons or has_header or conversation.tools):
             return constraint
         return _constrained(rules, output, conversation, entry, constraint)
     if any(_is_strict(tool) for tool in conversation.tools):
@@ -327,7 +329,8 @@ class _Calls:
         for name in tools:
             self._check_name(name)
 
-    def _never(self) -> tuple[str, ...]:
+    @property
+    def never(self) -> tuple[str, ...]:
         """What the reader takes for a mark inside a call, wherever it stands."""
         notation, state = self._notation, self._output.with_tools["calls"]
         found = [*state.marks] if isinstance(state, Text) else []
@@ -339,7 +342,7 @@ class _Calls:
         return AnswerGrammar(
             grammar=self._rules.write(f"start: {start}"),
             schemas=tuple(self._rules.schemas),
-            never=self._never(),
+            never=self.never,
             code=ErrorCode.INVALID_TOOL_SCHEMA,
             noun="tools",
         )
@@ -573,12 +576,52 @@ def _constrained(
         before, behind = output.around_content
         inside = f"{rules.literal(before)} {wanted} {rules.closing(behind)}"
         wanted = rules.rule(f"{wanted} | {inside}")
+    calls = _calls_instead(rules, output, conversation)
+    if calls is not None:
+        wanted = f"({wanted} | {calls.section()})"
     return AnswerGrammar(
         grammar=rules.write(f"start: {lead} {wanted}", *lines),
         schemas=tuple(rules.schemas),
+        never=() if calls is None else calls.never,
         code=code,
         noun=noun,
     )
+
+
+def _calls_instead(
+    rules: _Rules, output: OutputFormat, conversation: Conversation
+) -> "_Calls | None":
+    """Of what the client wants, the model may call a tool; None: it may not, or a call could not be
+    told from what is wanted.
+    """
+    notation = _notation(output)
+    if not conversation.tools or notation is None or not _has_opening(output, notation):
+        return None
+    tools = _strict_where_wanted(conversation)
+    return _Calls(rules, output, notation, tools, parallel=conversation.parallel_calls)
+
+
+def _has_opening(output: OutputFormat, notation: Notation) -> bool:
+    """Is there a mark before calls that nothing else begins with?"""
+    return output.has_channels or _opening(output, notation) is not None
+
+
+def _opening(output: OutputFormat, notation: Notation) -> str | None:
+    called = output.calls
+    if called is None or called.beginnings or called.words:
+        return None
+    first = (*notation.begin, *notation.call)[0]
+    fits = (mark for mark in called.opens if isinstance(first, str) and first.startswith(mark))
+    return next(fits, None)
+
+
+def _strict_where_wanted(conversation: Conversation) -> dict[str, _Tool]:
+    """The tools, those that are not strict with any object for their arguments."""
+    strict = {_function(tool).get("name") for tool in conversation.tools if _is_strict(tool)}
+    return {
+        name: tool if name in strict else _Tool(name, None)
+        for name, tool in _offered(conversation).items()
+    }
 
 
 # Answers that may call a tool, and if they do, as the tool wants it
@@ -591,23 +634,14 @@ def _free(
     notation = _notation(output)
     if notation is None:
         return None
-    strict = {_function(tool).get("name") for tool in conversation.tools if _is_strict(tool)}
-    tools = {
-        name: tool if name in strict else _Tool(name, None)
-        for name, tool in _offered(conversation).items()
-    }
+    tools = _strict_where_wanted(conversation)
     parallel = conversation.parallel_calls
     if output.has_channels:
         if not all(rules.is_token(mark) for mark in output.marks):
             return None
         return _free_messages(rules, output, tools, entry, parallel=parallel)
-    called = output.calls
-    assert called is not None
-    first = (*notation.begin, *notation.call)[0]
-    opens = next(
-        (mark for mark in called.opens if isinstance(first, str) and first.startswith(mark)), None
-    )
-    if opens is None or called.beginnings or called.words:
+    opens = _opening(output, notation)
+    if opens is None:
         return None
     calls = _Calls(rules, output, notation, tools, parallel=parallel)
     return calls.grammar(_FreeText(rules, output, calls, opens).start(entry, parallel=parallel))

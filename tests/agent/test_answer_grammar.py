@@ -456,15 +456,40 @@ def test_white_space_at_the_beginning_of_a_grammar_is_not_lost() -> None:
 
 @pytest.mark.parametrize(
     ("family", "thinks", "prompt"),
-    [("hermes", True, ""), ("qwen3", False, ""), ("qwen3", True, "<think>\n\n</think>\n\n"), ("harmony", False, "")],
-)  # fmt: skip
+    [("hermes", True, ""), ("qwen3", False, ""), ("qwen3", True, "<think>\n\n</think>\n\n")],
+)
 def test_without_reasoning_a_constraint_is_passed_on(
     family: str, thinks: bool, prompt: str
 ) -> None:
     model = Model(family, marks_are_tokens=False)
-    conversation = Conversation((), tools=TOOLS, enable_thinking=thinks)
+    conversation = Conversation((), enable_thinking=thinks)
 
     assert model.guidance(conversation, prompt=prompt, constraint=POINT) is POINT
+
+
+@BOTH
+@pytest.mark.parametrize("thinks", [True, False])
+@pytest.mark.parametrize(
+    ("family", "text", "expected"),
+    [
+        ("hermes", '{"x": 5}', True),
+        ("hermes", HERMES_CALL, True),
+        ("hermes", "Hello", False),
+        ("hermes", '{"x": "5"}', False),
+        ("hermes", HERMES_CALL.replace("clock", "other"), False),
+        ("hermes", HERMES_CALL + '{"x": 5}', False),
+        ("harmony", '<|channel|>final<|message|>{"x": 5}', True),
+        ("harmony", "<|channel|>final<|message|>Hello", False),
+    ],
+)
+def test_tools_may_be_called_instead_of_what_the_client_wants(
+    family: str, text: str, expected: bool, thinks: bool, marks_are_tokens: bool
+) -> None:
+    model = Model(family, marks_are_tokens=marks_are_tokens)
+    conversation = Conversation((), tools=TOOLS, enable_thinking=thinks)
+
+    matcher = model.matcher(conversation, constraint=POINT)
+    assert follows(matcher, model.tokenized(text)) is expected
 
 
 def refusal(
