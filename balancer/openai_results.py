@@ -88,8 +88,10 @@ class Tally:
         """
         arrived = min(timing.arrived for timing in self._timings)
         ended = max(timing.ended for timing in self._timings)
-        dispatched = min((t.dispatched for t in self._timings if t.dispatched), default=ended)
-        started = min((t.started for t in self._timings if t.started), default=ended)
+        dispatches = [t.dispatched for t in self._timings if t.dispatched is not None]
+        dispatched = min(dispatches, default=ended)
+        starts = [t.started for t in self._timings if t.started is not None]
+        started = min(starts, default=ended)
         cached = self._cached()
         fed = sum(usage.prompt_tokens for usage in self._firsts()) - cached
         generated = sum(map(_generated, self._usages.values()))
