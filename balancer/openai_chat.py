@@ -69,6 +69,8 @@ class UserMessage(_Message):
 class CalledFunction(Said):
     name: Name
     arguments: str
+    parsed_arguments: Any = None
+    """The same once more, by the official client's ``parse``. So is ``parsed`` in a message."""
 
 
 class CalledTool(Said):
@@ -91,6 +93,7 @@ class AssistantMessage(_Message):
     reasoning_content: str | None = None
     tool_calls: list[CalledTool] | None = None
     annotations: list[Any] | None = None
+    parsed: Any = None
     audio: None = None
     function_call: None = None
 
