@@ -42,6 +42,8 @@ def test_no_url_is_more_than_a_refusal(url: str) -> None:
         ("data:image/png;base64,A", "broken"),
         ("data:image/png;base64,AA=A", "broken"),
         ("data:image/png;base64,A A=", "broken"),
+        ("data:image/png;base64,AA AA", "broken"),
+        ("data:image/png;base64,AA%AA", "broken"),
         ("data:image/png;base64,é", "broken"),
     ],
 )
@@ -85,6 +87,7 @@ def test_another_mark_is_not_to_be_guessed_from_the_text() -> None:
 
     assert re.fullmatch(r"<__media_[0-9a-f]{64}__>", first)
     assert len({IMAGE_MARKER, first, second}) == 3
+    assert marker_beside(iter([IMAGE_MARKER, first])) == second
 
 
 @given(

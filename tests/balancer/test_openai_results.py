@@ -461,6 +461,15 @@ def test_older_log_probabilities_are_one_list_for_each_fact() -> None:
     }
 
 
+def test_the_log_probability_of_a_token_is_told_with_it_though_it_shows_nothing_yet() -> None:
+    events = [token(logprobs=Logprobs(logprob(b"a"), ())), token((CONTENT, "a")), token()]
+
+    chunks = completion_chunks(*events, tells_logprobs=True)
+
+    told = [(c["text"], c["logprobs"]["tokens"]) for chunk in chunks for c in chunk["choices"]]
+    assert told == [("", ["a"]), ("a", [])]
+
+
 def test_tokens_that_make_one_character_begin_where_it_does() -> None:
     pieces = [b"\xf0\x9f", b"\x98\x80", b"x", b"y"]
     events = [token(logprobs=Logprobs(logprob(piece), ())) for piece in pieces]
