@@ -5,7 +5,7 @@ from base64 import b64encode
 from typing import Any
 
 import pytest
-from bodies import body, json_values, nearly
+from bodies import PATIENT, body, json_values, nearly
 from hypothesis import given
 from hypothesis import strategies as st
 from official import sent
@@ -619,21 +619,25 @@ def test_the_bodies_that_are_changed_below_are_taken() -> None:
     assert all(outcome(body(**full)) is not None for full in FULL)
 
 
+@PATIENT
 @given(nearly(FULL))
 def test_what_is_nearly_a_chat_is_taken_or_refused(almost: Any) -> None:
     outcome(json.dumps(almost).encode())
 
 
+@PATIENT
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(FULL[0], json_values)))
 def test_keys_of_any_values_are_taken_or_refused(keys: dict[str, Any]) -> None:
     outcome(body(**{"messages": [USER], **keys}))
 
 
+@PATIENT
 @given(json_values)
 def test_no_json_is_more_than_a_refusal(value: Any) -> None:
     assert outcome(json.dumps(value).encode()) is None
 
 
+@PATIENT
 @given(json_values, st.sampled_from(["parameters", "schema", "kwargs"]))
 def test_what_only_the_model_understands_travels_or_is_refused(value: Any, where: str) -> None:
     inner = {"x": value}

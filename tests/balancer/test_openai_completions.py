@@ -2,7 +2,7 @@ import json
 from typing import Any
 
 import pytest
-from bodies import body, json_values, nearly
+from bodies import PATIENT, body, json_values, nearly
 from hypothesis import given
 from hypothesis import strategies as st
 from official import sent
@@ -203,11 +203,13 @@ def test_the_bodies_that_are_changed_below_are_taken() -> None:
     assert [outcome(body(**full)) for full in FULL] == [2, 2, 1]
 
 
+@PATIENT
 @given(nearly(FULL))
 def test_what_is_nearly_a_request_is_taken_or_refused(almost: Any) -> None:
     outcome(json.dumps(almost).encode())
 
 
+@PATIENT
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(FULL[0], json_values)))
 def test_keys_of_any_values_are_taken_or_refused(keys: dict[str, Any]) -> None:
     outcome(body(**{"prompt": "Hi", **keys}))

@@ -5,7 +5,7 @@ from base64 import b64decode
 from typing import Any
 
 import pytest
-from bodies import body, json_values, nearly
+from bodies import PATIENT, body, json_values, nearly
 from hypothesis import given
 from hypothesis import strategies as st
 from official import sent, unknown
@@ -142,6 +142,7 @@ def test_vectors_come_in_the_order_of_the_input_whoever_was_first() -> None:
 singles = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
+@PATIENT
 @given(st.lists(singles, min_size=1, max_size=9), st.none() | st.integers(1, 9))
 def test_base64_says_the_same_as_numbers(vector: list[float], dimensions: int | None) -> None:
     event = embedded(0, *vector)
@@ -162,6 +163,7 @@ def test_numbers_are_told_unless_asked_otherwise() -> None:
     assert vectors(read(encoding_format="base64"), event) == ["AAAAPw=="]
 
 
+@PATIENT
 @given(
     st.lists(st.floats(-1, 1, width=32), min_size=2, max_size=9).filter(
         lambda vector: abs(vector[0]) > 0.01
@@ -266,6 +268,7 @@ def test_the_bodies_that_are_changed_below_are_taken() -> None:
     assert [outcome(body(**full)) for full in FULL] == [2, 2, 1]
 
 
+@PATIENT
 @given(nearly(FULL) | json_values)
 def test_what_is_nearly_a_request_is_taken_or_refused(almost: Any) -> None:
     outcome(json.dumps(almost).encode())

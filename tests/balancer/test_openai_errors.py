@@ -2,7 +2,7 @@ import json
 from typing import Any
 
 import pytest
-from bodies import body
+from bodies import PATIENT, body
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -245,6 +245,7 @@ def test_a_body_that_is_no_object_blames_no_parameter(data: bytes) -> None:
     assert caught.value.parameter is None
 
 
+@PATIENT
 @given(st.binary() | st.text().map(str.encode))
 def test_no_bytes_are_more_than_a_refusal(data: bytes) -> None:
     for model in (ChatRequest, CompletionRequest):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from bodies import PATIENT
 from hypothesis import given
 from hypothesis import strategies as st
 from official import unknown
@@ -712,6 +713,7 @@ def put_together(parts: list[Json]) -> Json:
     return {"message": told, "logprobs": logprobs, "finish_reason": last["finish_reason"]}
 
 
+@PATIENT
 @given(runs(has_calls=True), st.booleans())
 def test_the_chunks_of_a_chat_say_what_its_object_says(run: Run, tells_usage: bool) -> None:
     n = len(run.prompts)
@@ -733,6 +735,7 @@ def test_the_chunks_of_a_chat_say_what_its_object_says(run: Run, tells_usage: bo
             assert (told["logprobs"], choice["logprobs"]) == ([], None)
 
 
+@PATIENT
 @given(runs(has_calls=True), st.booleans())
 def test_chats_are_what_the_official_types_say(run: Run, tells_usage: bool) -> None:
     n = len(run.prompts)
@@ -756,6 +759,7 @@ def completions(run: Run, make: Callable[..., Any], **more: Any) -> Any:
     )
 
 
+@PATIENT
 @given(runs(has_calls=False), st.booleans())
 def test_the_chunks_of_a_completion_say_what_its_object_says(run: Run, tells_usage: bool) -> None:
     chunks = completions(run, completion_chunks, tells_usage=tells_usage)
@@ -776,6 +780,7 @@ def test_the_chunks_of_a_completion_say_what_its_object_says(run: Run, tells_usa
             assert {part["logprobs"] for part in parts} == {choice["logprobs"]} == {None}
 
 
+@PATIENT
 @given(runs(has_calls=False), st.booleans())
 def test_completions_are_what_the_official_types_say(run: Run, tells_usage: bool) -> None:
     whole = completions(run, completion_object)

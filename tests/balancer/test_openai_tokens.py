@@ -3,7 +3,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from bodies import body, json_values, nearly
+from bodies import PATIENT, body, json_values, nearly
 from hypothesis import given
 
 from balancer.native_requests import encode_request
@@ -158,6 +158,7 @@ def read_tokens(data: bytes) -> TokensToText:
 
 
 @pytest.mark.parametrize("read", [parse_text, read_tokens])
+@PATIENT
 @given(almost=nearly(FULL) | json_values)
 def test_what_is_nearly_a_request_is_taken_or_refused(
     read: Callable[[bytes], Any], almost: Any

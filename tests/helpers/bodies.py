@@ -5,7 +5,11 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, cast
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""On a machine that others use, too."""
 
 
 def body(**keys: Any) -> bytes:
@@ -37,11 +41,17 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 @st.composite
 def nearly(draw: st.DrawFn, bodies: Sequence[dict[str, Any]]) -> Any:
     """One of the bodies, with one or a few keys anywhere in it gone, added, replaced or nested."""
-    body: Any = [deepcopy(draw(st.sampled_from(bodies)))]
-    for _ in range(draw(st.integers(1, 3))):
+    body = deepcopy(draw(st.sampled_from(bodies)))
+    for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
+        if not body:
+            break
         holder, key = draw(st.sampled_from(_places(body)))
-        match draw(st.sampled_from(["drop", "replace", "list", "dict", "add"])):
-            case "drop" if holder is not body:
+        match draw(
+            st.sampled_from(["like", "like", "drop", "drop", "replace", "list", "dict", "add"])
+        ):
+            case "like":
+                holder[key] = draw(_like(holder[key]))
+            case "drop":
                 del holder[key]
             case "list":
                 holder[key] = [holder[key]]
@@ -52,7 +62,22 @@ def nearly(draw: st.DrawFn, bodies: Sequence[dict[str, Any]]) -> Any:
                 holder[added] = draw(json_values)
             case _:
                 holder[key] = draw(json_values)
-    return body[0]
+    return body
+
+
+def _like(value: Any) -> st.SearchStrategy[Any]:
+    """Others of its type, which may be allowed in its place, too."""
+    match value:
+        case bool():
+            return st.booleans()
+        case int() | float():
+            return st.integers(0, 20) | st.floats(0, 1) | st.integers()
+        case str():
+            return st.text(max_size=9)
+        case dict():
+            return st.dictionaries(st.text(max_size=3), json_values, max_size=2)
+        case _:
+            return st.none()
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
