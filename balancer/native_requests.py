@@ -27,6 +27,7 @@ from common.messages import (
     ChatMessage,
     Constraint,
     Conversation,
+    Detokenize,
     Document,
     Embed,
     Gbnf,
@@ -39,6 +40,7 @@ from common.messages import (
     RawPrompt,
     RmsNorm,
     Sampling,
+    Tokenize,
     Unchanged,
     encode,
 )
@@ -351,7 +353,7 @@ def embed(
     )
 
 
-def encode_request(frame: Generate | Embed) -> bytes:
+def encode_request(frame: Generate | Embed | Tokenize | Detokenize) -> bytes:
     """As it travels to an agent. Done before anything else, so that content which no frame can
     carry is its sender's error and never a link's. Raises ``RequestError``.
     """

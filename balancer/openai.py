@@ -41,13 +41,14 @@ from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
 from common.messages import (
     L2,
+    Detokenize,
     Detokenized,
     Event,
     Failed,
     Generate,
     Pooling,
+    Tokenize,
     Tokenized,
-    encode,
 )
 
 log = logging.getLogger(__name__)
@@ -239,11 +240,14 @@ class OpenAI:
         return JSONResponse(detokenized(event))
 
     async def _consult(
-        self, request: Request, frame: Callable[[RequestId], object], model: str | None
+        self,
+        request: Request,
+        frame: Callable[[RequestId], Tokenize | Detokenize],
+        model: str | None,
     ) -> Event:
         self._balancer.check_model(model)
         request_id = new_id()
-        exchange = self._balancer.consult(request_id, encode(frame(request_id)), model)
+        exchange = self._balancer.consult(request_id, encode_request(frame(request_id)), model)
         try:
             async with asyncio.timeout(CONSULTATION_TIMEOUT):
                 told = await unless_gone(request, anext(exchange))

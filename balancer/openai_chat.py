@@ -1,6 +1,6 @@
 """``/v1/chat/completions``, inwards: OpenAI's messages, tools and formats become a frame. No I/O here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
@@ -8,9 +8,9 @@ from pydantic import Field, field_validator, model_validator
 from balancer.content import marker_beside, read_images
 from balancer.openai_errors import ParameterError
 from balancer.openai_generation import GenerationBody, Said, TokenLimit, written_schema
-from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
 from common.messages import (
+    IMAGE_MARKER,
     CallsTold,
     ChatMessage,
     Constraint,
@@ -69,6 +69,8 @@ class UserMessage(_Message):
 class CalledFunction(Said):
     name: Name
     arguments: str
+    parsed_arguments: Any = None
+    """The same once more, by the official client's ``parse``. So is ``parsed`` in a message."""
 
 
 class CalledTool(Said):
@@ -91,6 +93,7 @@ class AssistantMessage(_Message):
     reasoning_content: str | None = None
     tool_calls: list[CalledTool] | None = None
     annotations: list[Any] | None = None
+    parsed: Any = None
     audio: None = None
     function_call: None = None
 
@@ -175,7 +178,7 @@ class JsonSchemaFormat(Said):
 ResponseFormat: TypeAlias = Annotated[
     TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
 ]
-ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatRequest(GenerationBody):
@@ -241,9 +244,6 @@ class ChatRequest(GenerationBody):
 
     def conversation(self, *, longest_image_side: int) -> Conversation:
         """Raises ``RequestError``. ``longest_image_side``: in pixels."""
-        marker = marker_beside(
-            text for message in self.messages for text in _texts(message.content)
-        )
         images = [
             part.image_url
             for message in self.messages
@@ -253,6 +253,11 @@ class ChatRequest(GenerationBody):
         if images and all(image.detail == "low" for image in images):
             longest_image_side = min(longest_image_side, LOW_DETAIL_SIDE)
         tools, must_call = self._tools()
+        arguments = self._template_arguments()
+        marker = IMAGE_MARKER
+        if images:
+            shown = [text for message in self.messages for text in _shown(message)]
+            marker = marker_beside([*shown, repr(tools), repr(arguments)])
         return Conversation(
             messages=tuple(_chat_message(message, marker) for message in self.messages),
             images=read_images(image.url for image in images),
@@ -263,7 +268,7 @@ class ChatRequest(GenerationBody):
             parallel_calls=self.parallel_tool_calls is not False,
             calls_told=CallsTold.STREAMED,
             enable_thinking=self.reasoning_effort != "none",
-            template_arguments=self._template_arguments(),
+            template_arguments=arguments,
         )
 
     def _template_arguments(self) -> dict[str, Any]:
@@ -306,8 +311,8 @@ def chat_frame(
     conversation = params.conversation(longest_image_side=longest_image_side)
     frame = params.generate(request_id, conversation, sampling)
     if conversation.must_call and frame.constraint is not None:
-        raise RequestError(
-            ErrorCode.INVALID_REQUEST, "an answer that must be a tool call cannot follow a format"
+        raise ParameterError(
+            "tool_choice", "an answer that must be a tool call cannot follow a format"
         )
     return frame
 
@@ -318,8 +323,12 @@ def _parts(content: str | Sequence[Part] | None) -> Sequence[Part]:
     return [TextPart(type="text", text=content)] if isinstance(content, str) else content
 
 
-def _texts(content: str | Sequence[Part] | None) -> list[str]:
-    return [part.text for part in _parts(content) if isinstance(part, TextPart)]
+def _shown(message: Message) -> Iterator[str]:
+    """All that a template may show of it, beside images."""
+    for part in _parts(message.content):
+        if not isinstance(part, ImagePart):
+            yield repr(part)
+    yield message.model_dump_json(exclude={"content"})
 
 
 def _flatten(content: str | Sequence[Part] | None, marker: str) -> str:

@@ -1,8 +1,8 @@
 """``/v1/completions``, inwards: prompts as text or tokens, one or many. No I/O here."""
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from balancer.openai_errors import ParameterError
 from balancer.openai_generation import GenerationBody
@@ -19,10 +19,30 @@ Token: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens: TypeAlias = Annotated[list[Token], Field(min_length=1)]
 
 
+def shape(value: Any) -> str:
+    """What a prompt is meant to be, so that an error is about that and nothing else it might be."""
+    if not isinstance(value, list):
+        return "text"
+    return "tokens" if value and isinstance(value[0], int) else "batch"
+
+
+def _part_shape(value: Any) -> str:
+    return "tokens" if isinstance(value, list) else "text"
+
+
+OneText: TypeAlias = Annotated[str, Tag("text")]
+OneTokens: TypeAlias = Annotated[Tokens, Tag("tokens")]
+Part: TypeAlias = Annotated[OneText | OneTokens, Discriminator(_part_shape)]
+"""Of a batch."""
+
+
 class CompletionRequest(GenerationBody):
-    prompt: (
-        str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
-    )
+    prompt: Annotated[
+        OneText
+        | OneTokens
+        | Annotated[list[Part], Field(min_length=1, max_length=MOST_PROMPTS), Tag("batch")],
+        Discriminator(shape),
+    ]
     echo: bool | None = None
     """Put the prompt before each answer."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -5,10 +5,10 @@ import struct
 from base64 import b64encode
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from balancer.exchange import Told
-from balancer.openai_completions import Tokens
+from balancer.openai_completions import OneText, OneTokens, Part, shape
 from balancer.openai_errors import ParameterError
 from balancer.openai_generation import Said, Text
 from balancer.openai_results import Json
@@ -22,9 +22,12 @@ MOST_DOCUMENTS = 2048
 
 class EmbeddingRequest(Said):
     model: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    input: (
-        str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_DOCUMENTS)]
-    )
+    input: Annotated[
+        OneText
+        | OneTokens
+        | Annotated[list[Part], Field(min_length=1, max_length=MOST_DOCUMENTS), Tag("batch")],
+        Discriminator(shape),
+    ]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, lt=2**20)] | None = None
     """The first so many of each vector, which is brought to length 1 again."""

@@ -1,7 +1,7 @@
 """OpenAI's error bodies, and the HTTP statuses and headers that go with them. No I/O here."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -100,7 +100,7 @@ def parse(model: type[ModelT], body: bytes) -> ModelT:
 
 
 def _describe(error: ValidationError, body: bytes) -> ParameterError:
-    problems = error.errors(include_url=False, include_input=False, include_context=False)
+    problems = error.errors(include_url=False, include_input=False)
     if problems[0]["type"] == "json_invalid":
         return ParameterError(None, _cut(f"the body is not JSON: {problems[0]['msg']}"))
     try:
@@ -114,20 +114,54 @@ def _describe(error: ValidationError, body: bytes) -> ParameterError:
 
 
 def _path(problem: ErrorDetails, value: Any) -> list[str | int]:
-    """The steps that the body itself has: pydantic names its own alternatives, too."""
-    path: list[str | int] = []
+    """The steps that the body itself has: pydantic names its own alternatives, too, and some of
+    those are called like a key.
+    """
     steps = problem["loc"]
-    for n, step in enumerate(steps):
-        match value:
-            case dict() if step in value:
-                value = cast("dict[str | int, Any]", value)[step]
-            case list() if isinstance(step, int) and step < len(cast("list[Any]", value)):
-                value = cast("list[Any]", value)[step]
-            case _:
-                if problem["type"] != "missing" or n < len(steps) - 1:
-                    continue
-        path.append(step)
-    return path
+    walks: list[list[str | int]]
+    match problem["type"]:
+        case "missing" | "extra_forbidden" as kind:
+            *before, last = steps
+            is_there = kind == "extra_forbidden"
+            walks = [
+                [*walk, last]
+                for walk, end in _walks(before, value)
+                if isinstance(end, dict) and _has(end, last) is is_there
+            ]
+        case "union_tag_invalid" | "union_tag_not_found":
+            key = _key_of_tag(problem)
+            walks = [walk if key is None else [*walk, key] for walk, _ in _walks(steps, value)]
+        case _:
+            walks = [walk for walk, _ in _walks(steps, value)]
+    return max(walks, key=len) if walks else []
+
+
+def _key_of_tag(problem: ErrorDetails) -> str | None:
+    """By which a body says what alternative it means; None: that is for a function to find out."""
+    told = str(problem.get("ctx", {})["discriminator"])
+    return told.strip("'") if told.startswith("'") else None
+
+
+def _walks(steps: Sequence[str | int], value: Any) -> Iterator[tuple[list[str | int], Any]]:
+    """All ways into the body that leave out some of the steps, and where they end."""
+    if not steps:
+        yield [], value
+        return
+    step, *rest = steps
+    if _has(value, step):
+        for walk, end in _walks(rest, value[step]):
+            yield [step, *walk], end
+    yield from _walks(rest, value)
+
+
+def _has(value: Any, step: str | int) -> bool:
+    match value:
+        case dict():
+            return step in value
+        case list():
+            return isinstance(step, int) and step < len(cast("list[Any]", value))
+        case _:
+            return False
 
 
 def _write(path: list[str | int]) -> str | None:
@@ -139,7 +173,7 @@ def _write(path: list[str | int]) -> str | None:
 def _complain(problem: ErrorDetails, parameter: str | None) -> ParameterError:
     message = _cut(problem["msg"]).removeprefix("Value error, ")
     match problem["type"]:
-        case "missing":
+        case "missing" | "union_tag_not_found" as kind if kind == "missing" or _key_of_tag(problem):
             return ParameterError(parameter, f"Missing required parameter: '{parameter}'.")
         case "none_required":
             return ParameterError(

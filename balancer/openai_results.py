@@ -3,8 +3,10 @@
 ``Tally`` adds up what all answers to a request have used, for both.
 """
 
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 from balancer.exchange import Timing, Told
@@ -88,8 +90,10 @@ class Tally:
         """
         arrived = min(timing.arrived for timing in self._timings)
         ended = max(timing.ended for timing in self._timings)
-        dispatched = min((t.dispatched for t in self._timings if t.dispatched), default=ended)
-        started = min((t.started for t in self._timings if t.started), default=ended)
+        dispatches = [t.dispatched for t in self._timings if t.dispatched is not None]
+        dispatched = min(dispatches, default=ended)
+        starts = [t.started for t in self._timings if t.started is not None]
+        started = min(starts, default=ended)
         cached = self._cached()
         fed = sum(usage.prompt_tokens for usage in self._firsts()) - cached
         generated = sum(map(_generated, self._usages.values()))
@@ -314,25 +318,28 @@ class ChatAnswer:
 # Completions
 
 
+_Decoder = getincrementaldecoder("utf-8")
+
+
 @dataclass(slots=True)
 class _TextLogprobs:
     """As the older interface has them: one list for each fact."""
 
     offset: int = 0
-    """Of the next token in the text, in characters."""
+    """Of the next token in the text, in whole characters: several tokens may make one."""
     tokens: list[str] = field(default_factory=list[str])
     logprobs: list[float] = field(default_factory=list[float])
     tops: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     offsets: list[int] = field(default_factory=list[int])
+    _decoder: IncrementalDecoder = field(default_factory=partial(_Decoder, errors="replace"))
 
     def take(self, logprobs: Logprobs) -> None:
-        text = logprobs.chosen.piece.decode(errors="replace")
-        self.tokens.append(text)
+        self.tokens.append(logprobs.chosen.piece.decode(errors="replace"))
         self.logprobs.append(logprobs.chosen.logprob)
         told = (*logprobs.top, logprobs.chosen)
         self.tops.append({each.piece.decode(errors="replace"): each.logprob for each in told})
         self.offsets.append(self.offset)
-        self.offset += len(text)
+        self.offset += len(self._decoder.decode(logprobs.chosen.piece))
 
     def drain(self) -> Json:
         """What has been taken since the last time."""

@@ -153,41 +153,6 @@ def test_nobody_can_write_what_stands_for_an_image() -> None:
     assert prompt.messages == (ChatMessage("user", f"{written}\n{prompt.image_marker}"),)
 
 
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        ("https://host/a.png", "data URI"),
-        ("file:///etc/passwd", "data URI"),
-        ("", "data URI"),
-        ("AAAA", "data URI"),
-        ("data:image/png;base64", "comma"),
-        ("data:image/png,AAAA", "base64"),
-        ("data:image/png;base64,A", "broken"),
-        ("data:image/png;base64,AA=A", "broken"),
-        ("data:image/png;base64,A A=", "broken"),
-        ("data:image/png;base64,é", "broken"),
-    ],
-)
-def test_an_image_that_is_no_data_uri_is_refused_without_repeating_it(url: str, why: str) -> None:
-    part = {"type": "image_url", "image_url": {"url": url}}
-
-    with pytest.raises(RequestError, match=why) as caught:
-        generate(conversation(conversation_history=[user(part)]), R, Sampling())
-
-    assert caught.value.code is ErrorCode.IMAGE_DECODING_FAILED
-    assert not url or url not in caught.value.message
-
-
-@pytest.mark.parametrize("head", ["data:;base64", "DATA:image/JPEG;Base64", "data:a/b;c=d;base64"])
-def test_the_kinds_of_data_uris_are_read(head: str) -> None:
-    part = {"type": "image_url", "image_url": {"url": f"{head},eHl6"}}
-
-    frame = generate(conversation(conversation_history=[user(part)]), R, Sampling())
-
-    assert isinstance(frame.prompt, Conversation)
-    assert frame.prompt.images == (b"xyz",)
-
-
 def test_a_request_may_replace_single_sampling_values() -> None:
     frame = generate(
         raw(sampling={"temperature": 0}, seed=7, stop="x"), R, Sampling(temperature=0.5, top_k=3)

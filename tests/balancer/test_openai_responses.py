@@ -379,7 +379,7 @@ def test_what_is_not_there_is_refused_by_name(said: dict[str, Any]) -> None:
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "item_reference"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
-            "input[0].content[0]",
+            "input[0].content[0].type",
             "input_file",
         ),
         (
