@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from agent.call_stream import CallStream
 from agent.format_families import CALLS, HIDDEN, REASONING, UNKNOWN_CALLS, Calls, Reasoning
 from agent.output_parser import Between, Header, OutputParser, State, Text, make_call_id
-from agent.tool_calls import ReadCalls, read_harmony
+from agent.tool_calls import MOST_CALLS, ReadCalls, read_harmony
 from agent.tools import Tools
 from common.messages import TokenClass
 
@@ -38,8 +39,7 @@ class OutputFormat:
         """For one answer. ``prompt``: as rendered; its end may have opened a section already.
         ``has_tools``: some are offered. ``tools``: None if their calls are not to be read.
         """
-        ending = prompt[-256:].rstrip()
-        start = next((state for end, state in self.entries if ending.endswith(end)), None)
+        start = self._start(prompt)
         return OutputParser(
             self.with_tools if has_tools else self.without_tools,
             start=start or "start",
@@ -48,6 +48,33 @@ class OutputFormat:
             tools=tools,
             make_id=make_id,
         )
+
+    def streaming_parser(
+        self,
+        *,
+        prompt: str,
+        tools: Tools,
+        most_calls: int = MOST_CALLS,
+        make_id: Callable[[], str] = make_call_id,
+    ) -> OutputParser:
+        """For one answer whose calls are told while they are written, and not checked."""
+        start = self._start(prompt)
+        stream = None
+        if self.read is not None:
+            stream = CallStream(self.read, tools, most_calls=most_calls, make_id=make_id)
+        return OutputParser(
+            self.with_tools,
+            start=start or "start",
+            after_mark=start is not None,
+            read=self.read,
+            tools=None,
+            call_stream=stream,
+        )
+
+    def _start(self, prompt: str) -> str | None:
+        """The state in which an answer to it begins; None: it begins at the beginning."""
+        ending = prompt[-256:].rstrip()
+        return next((state for end, state in self.entries if ending.endswith(end)), None)
 
 
 def _tagged(
