@@ -101,7 +101,7 @@ _JSON_BEGINNINGS = tuple(
     for key in ("name", "type", "function", "parameters")
 )
 
-_TOOL_CALL = Calls(
+TOOL_CALL = Calls(
     name="<tool_call>",
     read=read_blocks,
     opens=("<tool_call>",),
@@ -204,10 +204,10 @@ CALLS: tuple[tuple[tuple[str, ...], Calls], ...] = (
         name="<tool_calls>", read=read_blocks, opens=("<tool_calls>",), closes=("</tool_calls>",),
     )),
     (("<tool_call>", "<function="), replace(
-        _TOOL_CALL, name="<tool_call><function=>", signs=("<function=",),
+        TOOL_CALL, name="<tool_call><function=>", signs=("<function=",),
         ends_reasoning_before=("<tool_call><function=", "<tool_call>\n<function="),
     )),
-    (("<tool_call>",), _TOOL_CALL),
+    (("<tool_call>",), TOOL_CALL),
     (("<|function_call|>",), Calls(
         name="<|function_call|>", read=read_json, opens=("<|function_call|>",),
     )),

@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from agent.call_stream import CallStream
-from agent.format_families import CALLS, HIDDEN, REASONING, UNKNOWN_CALLS, Calls, Reasoning
+from agent.format_families import (
+    CALLS,
+    HIDDEN,
+    REASONING,
+    TOOL_CALL,
+    UNKNOWN_CALLS,
+    Calls,
+    Reasoning,
+)
 from agent.output_parser import Between, Header, OutputParser, State, Text, make_call_id
 from agent.tool_calls import MOST_CALLS, ReadCalls, read_harmony
 from agent.tools import Tools
@@ -199,14 +207,36 @@ def recognize(template: str | None) -> OutputFormat:
         return _tagged(None, None)
     if "<|channel|>" in template:
         return _harmony()
-    hides = tuple(mark for sign, marks in HIDDEN if sign in template for mark in marks)
-    reasoning = next((found for sign, found in REASONING if sign in template), None)
     calls = None
     if not any(sign in template for sign in UNKNOWN_CALLS):
         calls = next(
             (found for signs, found in CALLS if all(sign in template for sign in signs)), None
         )
-    mentions_tools = re.search(r"\b(?:tools|tool_calls)\b", template) is not None
+    reasoning, hides = _beside_calls(template)
     return _tagged(
-        reasoning, calls, hides=hides, are_calls_unknown=calls is None and mentions_tools
+        reasoning,
+        calls,
+        hides=hides,
+        are_calls_unknown=calls is None and _mentions_tools(template),
     )
+
+
+def recognize_told(template: str | None) -> OutputFormat | None:
+    """How a model writes that is told in words to call tools between ``<tool_call>`` and its end.
+
+    None: its template speaks of tools itself, so that there is nothing to be told.
+    """
+    if template is None or "<|channel|>" in template or _mentions_tools(template):
+        return None
+    reasoning, hides = _beside_calls(template)
+    return _tagged(reasoning, TOOL_CALL, hides=hides)
+
+
+def _beside_calls(template: str) -> tuple[Reasoning | None, tuple[str, ...]]:
+    """The reasoning, and marks around the content."""
+    hides = tuple(mark for sign, marks in HIDDEN if sign in template for mark in marks)
+    return next((found for sign, found in REASONING if sign in template), None), hides
+
+
+def _mentions_tools(template: str) -> bool:
+    return re.search(r"\b(?:tools|tool_calls)\b", template) is not None
