@@ -194,8 +194,6 @@ class CallStream:
             self._scan = None  # the reader will say so, too
 
     def _tell_call(self, call: ToolCall, arguments: str) -> None:
-        if self._calls_in_section == MOST_CALLS:
-            raise ToolCallError("too many calls")
         call_id = self._make_id() if call.call_id in self._ids else call.call_id
         self._ids.add(call_id)
         if self._calls < self._most_calls:

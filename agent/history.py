@@ -92,12 +92,8 @@ def _tried(form: HistoryForm, render: Render, messages: Sequence[ChatMessage]) -
 
 
 def _tells_the_call(text: str) -> bool:
-    """All of it, and neither values as Python writes them nor text written as JSON once more."""
-    return (
-        all(part in text for part in (_NAME, _KEY, _VALUE))
-        and f"'{_KEY}':" not in text
-        and f'\\"{_KEY}' not in text
-    )
+    """All of it, and not as Python writes values."""
+    return all(part in text for part in (_NAME, _KEY, _VALUE)) and f"'{_KEY}':" not in text
 
 
 def _reasons_beside_content(form: HistoryForm, render: Render) -> bool:

@@ -277,12 +277,41 @@ def test_ids_that_a_model_writes_are_kept_unless_they_are_used_twice():
 
 def test_a_section_that_cannot_be_read_is_content_and_counts_as_it_was_taken():
     output = stream("hermes")
+    section = "<tool_call>clock?</tool_call>"
 
-    told = fed(output, ["<tool_call>", "clock?", "</tool_call>", " Well."])
+    told = fed(output, list(f"{section}Well.{section}"))
 
-    assert shown(told) == {CONTENT: "clock?Well."}
+    assert shown(told) == {CONTENT: "clock?Well.clock?"}
     assert deltas(told) == []
-    assert (output.counts[CALL], output.counts[CONTENT]) == (3, 1)
+    assert (output.counts[CALL], output.counts[CONTENT]) == (2 * len(section), len("Well."))
+
+
+def test_what_follows_an_unreadable_call_in_its_section_is_not_told():
+    text = '<tool_call>clock?</tool_call><tool_call>{"name": "clock"}</tool_call>'
+
+    told = fed(stream("hermes"), [text])
+
+    assert deltas(told) == []
+    assert shown(told) == {CONTENT: 'clock?{"name": "clock"}'}
+
+
+def test_arguments_that_come_twice_are_told_once():
+    text = '[TOOL_CALLS]clock{"a": 1}[ARGS]{"b": 2}'
+
+    assert put_together(fed(stream("mistral"), [text])) == [("clock", '{"a": 1}')]
+
+
+def test_the_name_counts_for_more_than_other_names():
+    for names in ('"name": "clock", "function": "a"', '"function": "a", "name": "clock"'):
+        text = f'<tool_call>{{{names}, "arguments": {{}}}}</tool_call>'
+
+        assert put_together(fed(stream("hermes"), [text])) == [("clock", "{}")]
+
+
+def test_a_fence_behind_arguments_is_not_told():
+    text = "<｜tool▁call▁begin｜>clock<｜tool▁sep｜>{\n```\n}\n```\n<｜tool▁call▁end｜>"  # noqa: RUF001
+
+    assert put_together(fed(stream("deepseek"), list(text))) == [("clock", "{\n```\n}")]
 
 
 def test_nothing_more_is_told_of_a_call_that_is_cut_off():
