@@ -126,7 +126,7 @@ _JSON_BEGINNINGS = tuple(
     for key in ("name", "type", "function", "parameters")
 )
 
-_TOOL_CALL = Calls(
+TOOL_CALL = Calls(
     name="<tool_call>",
     read=read_blocks,
     opens=("<tool_call>",),
@@ -264,12 +264,12 @@ CALLS: tuple[tuple[tuple[str, ...], Calls], ...] = (
     )),
     (("<tool_calls>",), _TOOL_CALLS),
     (("<tool_call>", "<function="), replace(
-        _TOOL_CALL, name="<tool_call><function=>", signs=("<function=",),
+        TOOL_CALL, name="<tool_call><function=>", signs=("<function=",),
         ends_reasoning_before=("<tool_call><function=", "<tool_call>\n<function="),
         notation=CODER,
     )),
-    (("<tool_call>", "<arg_key>"), replace(_TOOL_CALL, notation=GLM)),
-    (("<tool_call>",), _TOOL_CALL),
+    (("<tool_call>", "<arg_key>"), replace(TOOL_CALL, notation=GLM)),
+    (("<tool_call>",), TOOL_CALL),
     (("<|function_call|>",), Calls(
         name="<|function_call|>", read=read_json, opens=("<|function_call|>",),
         notation=json_in(("<|function_call|>", Place.SPACE)),

@@ -8,17 +8,19 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from agent.call_stream import CallStream
 from agent.format_families import (
     AROUND_CONTENT,
     CALLS,
     HIDDEN,
     REASONING,
+    TOOL_CALL,
     UNKNOWN_CALLS,
     Calls,
     Reasoning,
 )
 from agent.output_parser import Between, Header, OutputParser, State, Text, make_call_id
-from agent.tool_calls import ReadCalls, read_harmony
+from agent.tool_calls import MOST_CALLS, ReadCalls, read_harmony
 from agent.tools import Tools
 from common.messages import TokenClass
 
@@ -66,6 +68,33 @@ class OutputFormat:
             tools=tools,
             make_id=make_id,
         )
+
+    def streaming_parser(
+        self,
+        *,
+        prompt: str,
+        tools: Tools,
+        most_calls: int = MOST_CALLS,
+        make_id: Callable[[], str] = make_call_id,
+    ) -> OutputParser:
+        """For one answer whose calls are told while they are written, and not checked."""
+        start = self._start(prompt)
+        stream = None
+        if self.read is not None:
+            stream = CallStream(self.read, tools, most_calls=most_calls, make_id=make_id)
+        return OutputParser(
+            self.with_tools,
+            start=start or "start",
+            after_mark=start is not None,
+            read=self.read,
+            tools=None,
+            call_stream=stream,
+        )
+
+    def _start(self, prompt: str) -> str | None:
+        """The state in which an answer to it begins; None: it begins at the beginning."""
+        ending = prompt[-256:].rstrip()
+        return next((state for end, state in self.entries if ending.endswith(end)), None)
 
 
 def _tagged(
@@ -199,19 +228,38 @@ def recognize(template: str | None) -> OutputFormat:
         return PLAIN
     if "<|channel|>" in template:
         return _harmony()
-    hides = tuple(mark for sign, marks in HIDDEN if sign in template for mark in marks)
     around = next((marks for sign, *marks in AROUND_CONTENT if sign in template), None)
-    reasoning = next((found for sign, found in REASONING if sign in template), None)
     calls = None
     if not any(sign in template for sign in UNKNOWN_CALLS):
         calls = next(
             (found for signs, found in CALLS if all(sign in template for sign in signs)), None
         )
-    mentions_tools = re.search(r"\b(?:tools|tool_calls)\b", template) is not None
+    reasoning, hides = _beside_calls(template)
     return _tagged(
         reasoning,
         calls,
         hides=hides,
         around_content=None if around is None else (around[0], around[1]),
-        are_calls_unknown=calls is None and mentions_tools,
+        are_calls_unknown=calls is None and _mentions_tools(template),
     )
+
+
+def recognize_told(template: str | None) -> OutputFormat | None:
+    """How a model writes that is told in words to call tools between ``<tool_call>`` and its end.
+
+    None: its template speaks of tools itself, so that there is nothing to be told.
+    """
+    if template is None or "<|channel|>" in template or _mentions_tools(template):
+        return None
+    reasoning, hides = _beside_calls(template)
+    return _tagged(reasoning, TOOL_CALL, hides=hides)
+
+
+def _beside_calls(template: str) -> tuple[Reasoning | None, tuple[str, ...]]:
+    """The reasoning, and marks around the content."""
+    hides = tuple(mark for sign, marks in HIDDEN if sign in template for mark in marks)
+    return next((found for sign, found in REASONING if sign in template), None), hides
+
+
+def _mentions_tools(template: str) -> bool:
+    return re.search(r"\b(?:tools|tool_calls)\b", template) is not None

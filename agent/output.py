@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from agent.output_parser import OutputParser, Run
+from agent.output_parser import OutputParser, Told
 from agent.text import TextStream
-from common.messages import Segment, TokenClass, ToolCallResult
+from common.messages import Segment, TokenClass, ToolCallDelta, ToolCallResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class Output:
     """May be shown now. No text is empty, and marks are not in it."""
     results: tuple[ToolCallResult, ...] = ()
     """Of the sections of tool calls that have just closed."""
+    calls: tuple[ToolCallDelta, ...] = ()
+    """More of the calls that are being written."""
 
 
 class OutputStream:
@@ -59,27 +61,33 @@ class OutputStream:
             self._pending.append([self._read, 1])
         text = self._characters.feed(piece)
         self._read += len(text)
-        return self._take(*self._parser.feed(self._without_stop(text)))
+        return self._take(self._parser.feed(self._without_stop(text)))
 
     def flush(self) -> Output:
         """The stream ends here: what was held back is told, and open sections are closed."""
         text = self._without_stop(self._characters.flush())
         if self._has_stop:
             text += self._visible.flush()
-        runs, results = self._parser.feed(text)
-        more_runs, more_results = self._parser.flush()
-        return self._take([*runs, *more_runs], [*results, *more_results])
+        told = self._parser.feed(text)
+        last = self._parser.flush()
+        return self._take(
+            Told(
+                [*told.runs, *last.runs],
+                [*told.results, *last.results],
+                (*told.calls, *last.calls),
+            )
+        )
 
     def _without_stop(self, text: str) -> str:
         return self._visible.feed(text.encode()) if self._has_stop else text
 
-    def _take(self, runs: Sequence[Run], results: Sequence[ToolCallResult]) -> Output:
-        for run in runs:
+    def _take(self, told: Told) -> Output:
+        for run in told.runs:
             self._settled += run.length
             while self._pending and self._pending[0][0] < self._settled:
                 self._counts[run.token_class] += self._pending.popleft()[1]
-        shown = groupby((run for run in runs if run.text), key=lambda run: run.token_class)
+        shown = groupby((run for run in told.runs if run.text), key=lambda run: run.token_class)
         segments = [
             Segment(token_class, "".join(run.text for run in group)) for token_class, group in shown
         ]
-        return Output(tuple(segments), tuple(results))
+        return Output(tuple(segments), tuple(told.results), told.calls)

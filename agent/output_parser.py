@@ -12,10 +12,12 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 from uuid import uuid4
 
+from agent.call_stream import CallStream
 from agent.tool_calls import Part, ReadCalls, ToolCallError, made_calls
 from agent.tools import Tools
 from common.messages import (
     TokenClass,
+    ToolCallDelta,
     ToolCallFormatUnknown,
     ToolCallResult,
     ToolCallsInvalid,
@@ -107,6 +109,14 @@ class Run(NamedTuple):
     """What is shown of them."""
 
 
+class Told(NamedTuple):
+    runs: list[Run]
+    results: list[ToolCallResult]
+    """Of the sections of tool calls that have just closed."""
+    calls: tuple[ToolCallDelta, ...]
+    """Of the section that is being written."""
+
+
 def make_call_id() -> str:
     return f"call_{uuid4().hex}"
 
@@ -123,11 +133,13 @@ class OutputParser:
         read: ReadCalls | None,
         tools: Tools | None,
         make_id: Callable[[], str] = make_call_id,
+        call_stream: CallStream | None = None,
     ) -> None:
         """``after_mark``: the prompt ends with the mark that leads to ``start``.
 
         ``read`` turns a section's text into calls; None: it is not known how this model writes
-        them. ``tools``: None if nobody wants them read.
+        them. ``tools``: None if nobody wants them read. ``call_stream``: tells calls while they
+        are written, instead of results.
         """
         self._states = states
         self._state = states[start]
@@ -143,7 +155,10 @@ class OutputParser:
         self._latest: TokenClass | None = None
         self._parts: list[tuple[str, list[str]]] | None = None
         """Of the section of tool calls that is open, if it is to be read: marks with what follows."""
-        self._unknown: list[str] | None = [] if tools is not None and read is None else None
+        self._call_stream = call_stream
+        self._streams_section = False
+        are_unknown = tools is not None and read is None
+        self._unknown: list[str] | None = [] if are_unknown else None
         """What could be tool calls in a format that is not known."""
         self._runs: list[Run] = []
         self._results: list[ToolCallResult] = []
@@ -161,7 +176,7 @@ class OutputParser:
             case Header() as header:
                 return self._class_of(header.choose(self._header_mark + self._held))
 
-    def feed(self, text: str) -> tuple[list[Run], list[ToolCallResult]]:
+    def feed(self, text: str) -> Told:
         text = self._held + text
         at = 0
         goes_on = True
@@ -176,7 +191,7 @@ class OutputParser:
         self._held = text[at:]
         return self._told()
 
-    def flush(self) -> tuple[list[Run], list[ToolCallResult]]:
+    def flush(self) -> Told:
         """The stream ends here: what was held back is text, and open sections are closed."""
         held: str = self._held
         self._held = ""
@@ -200,8 +215,9 @@ class OutputParser:
         self._unknown = None
         return self._told()
 
-    def _told(self) -> tuple[list[Run], list[ToolCallResult]]:
-        told = self._runs, self._results
+    def _told(self) -> Told:
+        calls = () if self._call_stream is None else self._call_stream.take()
+        told = Told(self._runs, self._results, calls)
         self._runs, self._results = [], []
         return told
 
@@ -307,6 +323,10 @@ class OutputParser:
         if not text:
             return
         token_class = self.token_class
+        if self._streams_section and self._call_stream is not None:
+            self._call_stream.feed(text)
+            self._hide(token_class, len(text))
+            return
         self._tell(Run(token_class, len(text), text))
         if token_class is TokenClass.TOOL_CALL and self._parts is not None:
             self._parts[-1][1].append(text)
@@ -324,6 +344,10 @@ class OutputParser:
     # Sections of tool calls
 
     def _begin_part(self, mark: str) -> None:
+        if self._call_stream is not None:
+            self._streams_section = True
+            self._call_stream.begin(mark)
+            return
         if self._tools is None:
             return
         if self._parts is None:
@@ -331,6 +355,12 @@ class OutputParser:
         self._parts.append((mark, []))
 
     def _close_section(self) -> None:
+        if self._streams_section and self._call_stream is not None:
+            self._streams_section = False
+            instead = self._call_stream.end()
+            if instead:  # its characters have been counted as what they were taken for
+                self._runs.append(Run(TokenClass.CONTENT, 0, instead))
+            return
         if self._parts is None:
             return
         assert self._tools is not None

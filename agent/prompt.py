@@ -6,15 +6,18 @@ so that they do not hold up the streams that run.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from agent.answer_grammar import answer_grammar
 from agent.embedding import EmbeddingRequest, tokenize
 from agent.engine import Engine, Guidance, ImageRun, MixedPrompt, Sampler
-from agent.formats import PLAIN, recognize
+from agent.formats import PLAIN, OutputFormat, recognize, recognize_told
 from agent.images import open_image
 from agent.output import OutputStream
 from agent.output_parser import OutputParser
 from agent.template import ChatTemplate
+from agent.tool_calls import MOST_CALLS
+from agent.tool_prompt import has_tools, with_tools_in_words
 from agent.tools import Tools
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, TokenId
@@ -49,6 +52,17 @@ class PreparedRequest:
     """In the prompt, in their order."""
 
 
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt as the model is to see it, and how it will answer."""
+
+    text: str
+    """Empty if tokens were given."""
+    format: OutputFormat
+    conversation: Conversation | None = None
+    """As it was sent; None: the prompt was text or tokens."""
+
+
 def _always() -> bool:
     return True
 
@@ -65,6 +79,8 @@ class Preparer:
         self._context = engine.capacity.context
         self._compiled: ChatTemplate | None = None
         self.format = recognize(self.template)
+        """Of answers, unless tools are told in words."""
+        self._told_format = recognize_told(self.template)
         self._marks = self._tokens_of(self.format.marks)
         if self.template is None:
             self.template_error = RequestError(
@@ -109,14 +125,15 @@ class Preparer:
                 self._check_text(len(text))
                 tokens = self._vocabulary.tokenize(text)
             case prompt:
-                tokens = self._read(self._render(prompt)).tokens
+                tokens = self._read(self.render(prompt).text).tokens
         pieces = tuple(map(self._vocabulary.written, tokens))
         return Tokenized(request.request_id, tuple(tokens), pieces, self._context)
 
     def prepare_prompt(
         self, request: Generate, is_wanted: Callable[[], bool] = _always
     ) -> PreparedRequest:
-        text = self._render(request.prompt)
+        rendered = self.render(request.prompt)
+        text = rendered.text
         match request.prompt:
             case TokenPrompt(given):
                 prompt = self._take(given)
@@ -129,15 +146,15 @@ class Preparer:
             raise RequestError(ErrorCode.INVALID_REQUEST, "the prompt is empty")
         self._check_length(len(tokens))
         sampler = self.engine.sampler(
-            tokens, request.sampling, self._guidance(request, text), request.logprobs
+            tokens, request.sampling, self._guidance(request, rendered), request.logprobs
         )
         return PreparedRequest(
             request.request_id,
             tokens,
             request.max_tokens,
             sampler,
-            OutputStream(self._parser(request, text), stop=request.stop),
-            self._marks,
+            OutputStream(_parser(rendered), stop=request.stop),
+            self._marks_of(rendered.format),
             request.cache_salt,
             request.cache_prompt,
             prompt.images,
@@ -204,32 +221,28 @@ class Preparer:
         if count >= self._context:
             raise self._too_long(str(count))
 
-    def _parser(self, request: Generate, text: str) -> OutputParser:
-        match request.prompt:
-            case TokenPrompt() | RawPrompt(is_plain=True):
-                return PLAIN.parser(prompt="", tools=None, has_tools=False)
-            case Conversation(tools=offered) if offered:
-                tools = Tools(offered)
-                are_read = request.prompt.calls_told is not CallsTold.RAW
-                return self.format.parser(
-                    prompt=text, tools=tools if are_read else None, has_tools=True
-                )
-            case _:
-                return self.format.parser(prompt=text, tools=None, has_tools=False)
-
-    def _guidance(self, request: Generate, text: str) -> Guidance | None:
+    def _guidance(self, request: Generate, rendered: RenderedPrompt) -> Guidance | None:
         """What the answer has to follow."""
         if not isinstance(request.prompt, Conversation):
             return request.constraint
-        tokens = {mark.decode(): token for token, mark in self._marks.items()}
+        tokens = {mark.decode(): token for token, mark in self._marks_of(rendered.format).items()}
         return answer_grammar(
-            self.format,
+            rendered.format,
             request.prompt,
-            prompt=text,
+            prompt=rendered.text,
             constraint=request.constraint,
             tokens=tokens,
             ends=[mark for mark, token in tokens.items() if self._vocabulary.is_end(token)],
         )
+
+    def _marks_of(self, form: OutputFormat) -> dict[TokenId, bytes]:
+        if form is self.format:
+            return self._marks
+        return self._told_marks if form is self._told_format else {}
+
+    @cached_property
+    def _told_marks(self) -> dict[TokenId, bytes]:
+        return {} if self._told_format is None else self._tokens_of(self._told_format.marks)
 
     def _tokens_of(self, marks: Sequence[str]) -> dict[TokenId, bytes]:
         """Those that are one token, whose own text is not shown."""
@@ -247,16 +260,45 @@ class Preparer:
             f"for the answer, the limit of this agent is {self._context}",
         )
 
-    def _render(self, prompt: Prompt) -> str:
+    def format_for(self, conversation: Conversation) -> OutputFormat:
+        """How the model will write its answer to it."""
+        if self._told_format is not None and has_tools(conversation):
+            return self._told_format
+        return self.format
+
+    def render(self, prompt: Prompt) -> RenderedPrompt:
+        """Raises ``RequestError`` if the template cannot do it."""
         match prompt:
+            case RawPrompt(text, is_plain=True):
+                return RenderedPrompt(text, PLAIN)
             case RawPrompt(text):
-                return text
+                return RenderedPrompt(text, self.format)
             case TokenPrompt():
-                return ""
+                return RenderedPrompt("", PLAIN)
             case Conversation() as conversation:
                 if self._compiled is None:
                     raise RequestError(
                         ErrorCode.CHAT_TEMPLATE_ERROR,
                         f"{self.template_error}; send a raw prompt instead",
                     )
-                return self._compiled.render(conversation)
+                form = self.format_for(conversation)
+                seen = conversation
+                if form is self._told_format:
+                    takes_system = self._compiled.takes_system
+                    seen = with_tools_in_words(conversation, takes_system=takes_system)
+                return RenderedPrompt(self._compiled.render(seen), form, conversation)
+
+
+def _parser(rendered: RenderedPrompt) -> OutputParser:
+    form, prompt, conversation = rendered.format, rendered.text, rendered.conversation
+    if conversation is None or not conversation.tools:
+        return form.parser(prompt=prompt, tools=None, has_tools=False)
+    tools = Tools(conversation.tools)
+    match conversation.calls_told:
+        case CallsTold.RAW:
+            return form.parser(prompt=prompt, tools=None, has_tools=True)
+        case CallsTold.CHECKED:
+            return form.parser(prompt=prompt, tools=tools, has_tools=True)
+        case CallsTold.STREAMED:
+            most_calls = MOST_CALLS if conversation.parallel_calls else 1
+            return form.streaming_parser(prompt=prompt, tools=tools, most_calls=most_calls)

@@ -416,7 +416,9 @@ class Scheduler:
         piece = self._vocabulary.piece(token) or request.marks.get(token, b"")
         told = request.output.feed(piece)
         logprobs = decoded.logprobs.get(sequence_id) if decoded.logprobs else None
-        effects.append(TokenGenerated(request.request_id, token, told.segments, logprobs))
+        effects.append(
+            TokenGenerated(request.request_id, token, told.segments, logprobs, told.calls)
+        )
         effects += (ToolCallsEnded(request.request_id, result) for result in told.results)
         if request.output.stopped:
             effects += self._finish(request, FinishReason.STOP)
@@ -427,7 +429,7 @@ class Scheduler:
         told = request.output.flush()
         effects: list[Effect] = [
             *(ToolCallsEnded(request.request_id, result) for result in told.results),
-            Finished(request.request_id, reason, request.usage, told.segments),
+            Finished(request.request_id, reason, request.usage, told.segments, told.calls),
         ]
         del self._requests[request.request_id]
         effects.append(Stop(request.sequence_id))

@@ -5,9 +5,10 @@ attributes, modules or files. No I/O here. Variables are those of the published 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from datetime import datetime
-from typing import Any, NoReturn
+from functools import cached_property
+from typing import Any, NoReturn, cast
 
 from jinja2 import TemplateError
 from jinja2.ext import Extension
@@ -15,8 +16,9 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from agent.history import HistoryForm, Message, find_form, written
 from common.errors import ErrorCode, RequestError
-from common.messages import Conversation
+from common.messages import ChatMessage, Conversation
 
 MOST_STEPS = 1_000_000
 """Of all ``range``s in one rendering. A template is trusted no further than its prompts need."""
@@ -68,7 +70,12 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception  # pyright: ignore[reportArgumentType]
         environment.globals["strftime_now"] = strftime  # pyright: ignore[reportArgumentType]
+        self._source = source
         self._special_texts = dict(special_texts)
+        self._reserved = {
+            "messages", "tools", "add_generation_prompt", *special_texts, *environment.globals,
+        }  # fmt: skip
+        """Names that no argument may have."""
         try:
             self._template = environment.from_string(source)
         # Jinja makes Python of it, and Python has limits of its own.
@@ -84,20 +91,52 @@ class ChatTemplate:
 
     def render(self, conversation: Conversation) -> str:
         """Raises ``RequestError`` if the template refuses the conversation or fails on it."""
+        arguments = conversation.template_arguments
+        taken = sorted(self._reserved.intersection(arguments))
+        if taken:
+            raise RequestError(
+                ErrorCode.INVALID_REQUEST, f"no template argument may be called {', '.join(taken)}"
+            )
+        return self._render(
+            {"enable_thinking": conversation.enable_thinking}
+            | arguments
+            | {"add_generation_prompt": conversation.add_generation_prompt},
+            written(conversation.messages, self._form),
+            list(conversation.tools),
+        )
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Does a system message come through?"""
+        messages = (ChatMessage("system", "tried system"), ChatMessage("user", "Hi"))
+        try:
+            return "tried system" in self.render(Conversation(messages))
+        except RequestError:
+            return False
+
+    # Tried when they are first needed, on a thread where that may take its time.
+
+    @cached_property
+    def _form(self) -> HistoryForm:
+        return find_form(self._source, self._try)
+
+    def _try(self, messages: list[Message], tools: list[dict[str, Any]]) -> str:
+        return self._render({"add_generation_prompt": True}, messages, tools)
+
+    def _render(
+        self, variables: Mapping[str, Any], messages: list[Message], tools: list[dict[str, Any]]
+    ) -> str:
         try:
             # Without tools the variable is not there at all, as in llama.cpp: templates go through
             # it, or ask whether it is defined.
-            tools = {"tools": list(conversation.tools)} if conversation.tools else {}
             return self._template.render(
-                **self._special_texts,
-                **tools,
-                range=_bounded_range(),
-                messages=[
-                    {"role": message.role, "content": message.content}
-                    for message in conversation.messages
-                ],
-                add_generation_prompt=conversation.add_generation_prompt,
-                enable_thinking=conversation.enable_thinking,
+                {
+                    **variables,
+                    **self._special_texts,
+                    **({"tools": tools} if tools else {}),
+                    "range": _bounded_range(),
+                    "messages": messages,
+                }
             )
         # A template is a program by somebody else: it can fail in any of these ways.
         except (
@@ -144,7 +183,15 @@ def _to_json(
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
+        default=_as_list,
     )
+
+
+def _as_list(value: Any) -> list[Any]:
+    """What filters make of a list is written as one."""
+    if isinstance(value, Iterator):
+        return list(cast("Iterator[Any]", value))
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 class _GenerationTag(Extension):

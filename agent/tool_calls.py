@@ -297,7 +297,7 @@ class Places:
         if begins and begins in "{[":
             return _json_calls(text)
         name, bracket, rest = text.partition("{")
-        return [WrittenCall(_plain_name(name, tools), bracket + rest)] if text.strip() else []
+        return [WrittenCall(plain_name(name, tools), bracket + rest)] if text.strip() else []
 
     def _with_arguments(self, call: WrittenCall, text: str) -> WrittenCall:
         """DeepSeek R1 writes ``function``, the mark, the name, and JSON between fences."""
@@ -308,7 +308,7 @@ class Places:
         return call._replace(arguments=text)
 
 
-def _plain_name(name: str, tools: Tools) -> str:
+def plain_name(name: str, tools: Tools) -> str:
     """``functions.name:0`` is how Kimi K2 numbers its calls; gpt-oss has no number."""
     name = name.strip()
     if tools.offers(name):
@@ -316,16 +316,16 @@ def _plain_name(name: str, tools: Tools) -> str:
     return re.sub(r":\d+\Z", "", name.removeprefix("functions."))
 
 
-_RECIPIENT = re.compile(r"to=([^\s<]+)")
+RECIPIENT = re.compile(r"to=([^\s<]+)")
 
 
 def read_harmony(parts: Sequence[Part], tools: Tools) -> list[WrittenCall]:
     """gpt-oss: the recipient stands in the header, the arguments are the message."""
     calls: list[WrittenCall] = []
     for part in parts:
-        recipient = _RECIPIENT.search(part.mark)
+        recipient = RECIPIENT.search(part.mark)
         if recipient is not None:
-            calls.append(WrittenCall(_plain_name(recipient.group(1), tools), ""))
+            calls.append(WrittenCall(plain_name(recipient.group(1), tools), ""))
         elif part.mark == "<|message|>" and calls:
             calls[-1] = calls[-1]._replace(arguments=part.text)
     return calls

@@ -72,8 +72,8 @@ class CallsTold(enum.StrEnum):
     CHECKED = "checked"
     """Also parsed and checked against the tools' schemas, when a section ends: ``ToolCallsEnded``."""
     STREAMED = "streamed"
-    """As text, and also as ``ToolCallDelta`` while they are written: not checked, and what cannot be
-    read as a call is content.
+    """As ``ToolCallDelta`` while they are written, in place of their text: not checked, and what
+    cannot be read as a call is content.
     """
 
 

@@ -6,7 +6,7 @@ import pytest
 from output_samples import TEMPLATES
 
 from agent.format_families import CALLS, HIDDEN, REASONING
-from agent.formats import recognize
+from agent.formats import recognize, recognize_told
 from agent.output_parser import Header
 
 
@@ -51,6 +51,26 @@ def test_llama_3_2_is_recognized_by_its_instruction():
 
 def test_no_template_means_content_only():
     assert recognize(None).name == "content only"
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (TEMPLATES["plain"], "<tool_call>"),
+        ("<think></think>", "<think> + <tool_call>"),
+        (TEMPLATES["unknown"], None),
+        (TEMPLATES["hermes"], None),
+        (TEMPLATES["harmony"], None),
+        ("{% for call in message.tool_calls %}", None),
+        (None, None),
+    ],
+)
+def test_only_templates_that_know_no_tools_need_them_in_words(
+    template: str | None, name: str | None
+):
+    told = recognize_told(template)
+
+    assert (told and told.name) == name
 
 
 def test_calls_that_look_like_those_of_others_stay_unknown():

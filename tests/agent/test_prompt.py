@@ -28,6 +28,7 @@ from common.messages import (
     Tokenize,
     Tokenized,
     TokenPrompt,
+    ToolCall,
     ToolCallsParsed,
 )
 
@@ -209,6 +210,96 @@ def test_tool_calls_are_parsed_for_those_who_want_it(told: CallsTold) -> None:
     )
 
 
+def test_calls_are_told_while_they_are_written_to_those_who_want_it() -> None:
+    conversation = Conversation(
+        (ChatMessage("user", "a"),), tools=(TOOL,), calls_told=CallsTold.STREAMED
+    )
+    prepared = preparer(template=TOOLS, context=512).prepare_prompt(request(conversation))
+
+    pieces = [b'<tool_call>{"name": "clock", "arguments": {', b'"zone": 1}']
+    told = [prepared.output.feed(piece) for piece in pieces]
+
+    assert [delta.arguments for output in told for delta in output.calls] == ["{", '"zone": 1}']
+    assert [output.segments for output in told] == [(), ()]
+    assert prepared.output.flush().results == ()
+
+
+@pytest.mark.parametrize(("parallel", "indices"), [(True, [0, 1]), (False, [0])])
+def test_calls_behind_the_first_are_told_where_they_are_allowed(
+    parallel: bool, indices: list[int]
+) -> None:
+    conversation = Conversation(
+        (ChatMessage("user", "a"),),
+        tools=(TOOL,),
+        calls_told=CallsTold.STREAMED,
+        parallel_calls=parallel,
+    )
+    prepared = preparer(template=TOOLS, context=512).prepare_prompt(request(conversation))
+
+    told = prepared.output.feed(b'<tool_call>{"name": "clock"}{"name": "clock"}</tool_call>')
+    assert [delta.index for delta in told.calls] == indices
+
+
+WITHOUT_TOOLS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize("told", [CallsTold.CHECKED, CallsTold.STREAMED])
+def test_a_model_whose_template_knows_no_tools_is_told_of_them_in_words(told: CallsTold) -> None:
+    conversation = Conversation((ChatMessage("user", "a"),), tools=(TOOL,), calls_told=told)
+    prepared = preparer(template=WITHOUT_TOOLS, context=2048).prepare_prompt(request(conversation))
+
+    text = bytes(prepared.prompt).decode()
+    assert text.startswith("system: You can use tools.")
+    assert '"name": "clock"' in text
+    assert text.endswith("user: a\n")
+    answer = prepared.output.feed(b'<tool_call>{"name": "clock", "arguments": {}}</tool_call> b')
+    calls = [
+        call
+        for result in answer.results
+        if isinstance(result, ToolCallsParsed)
+        for call in result.calls
+    ]
+    assert [call.name for call in (*calls, *answer.calls)] == ["clock"]
+
+
+def test_without_tools_such_a_model_is_asked_and_read_as_ever() -> None:
+    prepared = preparer(template=WITHOUT_TOOLS, context=64).prepare_prompt(
+        request(Conversation((ChatMessage("user", "a"),)))
+    )
+
+    assert bytes(prepared.prompt) == b"user: a\n"
+    written = "<tool_call>{}</tool_call>"
+    assert prepared.output.feed(written.encode()).segments == content(written)
+
+
+def test_calls_in_the_history_are_told_such_a_model_in_words() -> None:
+    call = ToolCall("1", "clock", "{}")
+    messages = (
+        ChatMessage("user", "a"),
+        ChatMessage("assistant", "", tool_calls=(call,)),
+        ChatMessage("tool", "noon", tool_call_id="1"),
+    )
+
+    rendered = preparer(template=WITHOUT_TOOLS).render(request(Conversation(messages)))
+    assert rendered.text == (
+        'user: a\nassistant: <tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>\n'
+        "user: <tool_response>\nnoon\n</tool_response>\n"
+    )
+    assert rendered.format.name == "<tool_call>"
+
+
+def test_how_an_answer_will_be_written_stands_beside_its_prompt() -> None:
+    prepare = preparer(template=WITHOUT_TOOLS)
+    plain = Conversation((ChatMessage("user", "a"),))
+    offered = Conversation(plain.messages, tools=(TOOL,))
+
+    assert prepare.render(plain).format is prepare.format
+    told = prepare.render(offered)
+    assert (told.format.name, told.conversation) == ("<tool_call>", offered)
+    assert prepare.format_for(offered) is told.format
+    assert prepare.render(RawPrompt("b")).conversation is None
+
+
 def test_a_tool_whose_schema_is_none_is_refused() -> None:
     tool = {
         "type": "function",
@@ -232,6 +323,11 @@ class MarkedVocabulary(ByteVocabulary):
 
     def piece(self, token: TokenId) -> bytes:
         return b"" if token == self.MARK else super().piece(token)
+
+
+class ToolMarkVocabulary(MarkedVocabulary):
+    def tokenize(self, text: str) -> list[TokenId]:
+        return [self.MARK] if text == "<tool_call>" else super().tokenize(text)
 
 
 def test_control_tokens_that_are_marks_are_fed_as_text() -> None:
@@ -383,3 +479,13 @@ def test_a_conversation_is_tokenized_as_it_would_be_fed() -> None:
 def test_tokens_that_the_model_does_not_have_are_no_text() -> None:
     with pytest.raises(RequestError, match="no token 300"):
         preparer().consult(Detokenize(RequestId("r"), (TokenId(97), TokenId(300))))
+
+
+def test_marks_of_calls_are_fed_as_text_where_tools_are_told_in_words() -> None:
+    engine = EchoEngine(slots=1, context=2048)
+    engine.vocabulary = ToolMarkVocabulary()
+    offered = Conversation((ChatMessage("user", "a"),), tools=(TOOL,))
+    prepare = Preparer(engine, WITHOUT_TOOLS).prepare_prompt
+
+    assert prepare(request(offered)).marks == {MarkedVocabulary.MARK: b"<tool_call>"}
+    assert prepare(request(Conversation(offered.messages))).marks == {}

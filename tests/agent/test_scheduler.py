@@ -332,6 +332,43 @@ def test_each_class_of_text_is_told_and_counted_and_so_are_tool_calls() -> None:
     assert counts == len(written)
 
 
+def streaming_output() -> OutputStream:
+    form = recognize("{# <tool_call></tool_call> #}")
+    tools = Tools([{"type": "function", "function": {"name": "f"}}])
+    return OutputStream(form.streaming_parser(prompt="", tools=tools))
+
+
+def test_calls_are_told_with_the_tokens_that_write_them() -> None:
+    running = Running(context=200, batch_size=200)
+    written = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    running.submit(R1, written, output=streaming_output())
+
+    running.run()
+
+    tokens = [event for event in running.told if isinstance(event, TokenGenerated)]
+    told = [delta for event in tokens for delta in event.calls]
+    assert "".join(delta.arguments for delta in told) == '{"a": 1}'
+    assert (told[0].index, told[0].name) == (0, "f")
+    assert len(told) == len('{"a": 1}'), "one piece a token"
+    assert all(event.segments == () for event in tokens)
+    last = running.last(R1)
+    assert isinstance(last, Finished)
+    assert last.calls == ()
+    assert last.usage.tool_call_tokens == len(written)
+    assert not any(isinstance(event, ToolCallsEnded) for event in running.told)
+
+
+def test_a_call_that_only_the_end_completes_is_told_with_it() -> None:
+    running = Running(context=200, batch_size=200)
+    running.submit(R1, "<tool_call><function=f></function>", output=streaming_output())
+
+    running.run()
+
+    last = running.last(R1)
+    assert isinstance(last, Finished)
+    assert [(delta.name, delta.arguments) for delta in last.calls] == [("f", "{}")]
+
+
 def test_a_call_that_is_open_at_the_end_is_told_before_the_end() -> None:
     running = Running(context=200, batch_size=200)
     running.submit(R1, '<tool_call>{"name": "f"', output=marked_output())

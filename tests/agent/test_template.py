@@ -105,3 +105,41 @@ def test_without_tools_there_is_no_such_variable() -> None:
     source = "{% if tools is defined %}no{% endif %}{% for tool in tools %}no{% endfor %}yes"
 
     assert render(source) == "yes"
+
+
+def test_template_arguments_are_variables() -> None:
+    source = "{{ effort }} {{ enable_thinking }}"
+
+    conversation = Conversation(HI.messages, template_arguments={"effort": "high"})
+    assert render(source, conversation) == "high False"
+    conversation = Conversation(HI.messages, template_arguments={"enable_thinking": True})
+    assert render(source, conversation) == " True"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["messages", "tools", "range", "add_generation_prompt", "bos_token", "raise_exception",
+     "strftime_now", "namespace"],
+)  # fmt: skip
+def test_a_template_argument_must_not_take_the_place_of_something_else(name: str) -> None:
+    conversation = Conversation(HI.messages, template_arguments={name: "x", "fine": 1})
+
+    with pytest.raises(RequestError, match=f"called {name}$") as caught:
+        render("", conversation)
+
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+def test_it_is_found_out_whether_system_messages_come_through() -> None:
+    def takes_system(source: str) -> bool:
+        return ChatTemplate(source, TEXTS).takes_system
+
+    assert takes_system("{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert not takes_system("{{ messages[1].content }}")
+    assert not takes_system("{% if messages[0].role == 'system' %}{{ 1 / 0 }}{% endif %}")
+
+
+def test_what_filters_make_of_lists_is_a_list_in_json() -> None:
+    assert render("{{ [{'a': 1}, {'a': 2}] | map(attribute='a') | tojson }}") == "[1, 2]"
+    with pytest.raises(RequestError, match="Undefined"):
+        render("{{ nothing | tojson }}")
