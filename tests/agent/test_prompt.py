@@ -280,7 +280,7 @@ def test_calls_in_the_history_are_told_such_a_model_in_words() -> None:
         ChatMessage("tool", "noon", tool_call_id="1"),
     )
 
-    rendered = preparer(template=WITHOUT_TOOLS).render(request(Conversation(messages)))
+    rendered = preparer(template=WITHOUT_TOOLS).render(Conversation(messages))
     assert rendered.text == (
         'user: a\nassistant: <tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>\n'
         "user: <tool_response>\nnoon\n</tool_response>\n"
