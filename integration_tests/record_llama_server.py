@@ -47,19 +47,10 @@ POLL_INTERVAL = 0.1
 def running(server: str, *options: str) -> Generator[httpx.Client]:
     """A client of a ``llama-server`` with the default model, which is stopped at the end."""
     port = free_port()
-    command = [server, "-m", str(default_model()), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--alias", default_model().stem, "-b", str(BATCH), "-ub", str(BATCH)]
-    command += [
-        "-t",
-        "1",
-        "-c",
-        str(CONTEXT),
-        "-np",
-        str(SLOTS),
-        "--kv-unified",
-        "--no-webui",
-        *options,
-    ]
+    model = default_model()
+    command = [server, "-m", str(model), "--alias", model.stem, "--host", "127.0.0.1"]
+    command += ["--port", str(port), "-c", str(CONTEXT), "-np", str(SLOTS), "--kv-unified"]
+    command += ["-b", str(BATCH), "-ub", str(BATCH), "-t", "1", "--no-webui", *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         # It closes connections that have carried a stream, without a word.
