@@ -59,13 +59,14 @@ SILENT = "nothing is ignored in silence"
 OPENAI = "as in OpenAI's reference"
 OUR_FAULT = "what a client got wrong is no fault of the server's"
 EACH = "each answer and each prompt is counted, not the first alone"
+CUT = f"{OPENAI}: what 'max_output_tokens' has cut is incomplete"
 OLDER = "OpenAI's older interface has one list for each fact"
 
 DELIBERATE = [
     # Errors
     Deliberate("*", "error.code", "integer", "string; null", f"{OPENAI}: a word, not the status"),
     Deliberate("*", "error.param", "absent", "string; null", OPENAI),
-    Deliberate("*", "status =", "500", "400", OUR_FAULT),
+    Deliberate("*", "HTTP status =", "500", "400", OUR_FAULT),
     Deliberate("*", "error.type =", "server_error", "invalid_request_error", OUR_FAULT),
     Deliberate(
         "*too long*",
@@ -88,26 +89,36 @@ DELIBERATE = [
         "server_error",
         "OpenAI has no such type",
     ),
-    Deliberate("chat by GET", "status =", "404", "405", "the route is there, the method is not"),
-    Deliberate("chat unknown model", "status", "200", "404", "several models may be served"),
     Deliberate(
-        "chat unknown key; chat stop a number; tools not offered", "status", "200", "400", SILENT
+        "chat by GET", "HTTP status =", "404", "405", "the route is there, the method is not"
+    ),
+    Deliberate("chat unknown model", "HTTP status", "200", "404", "several models may be served"),
+    Deliberate(
+        "chat unknown key; chat stop a number; tools not offered",
+        "HTTP status",
+        "200",
+        "400",
+        SILENT,
     ),
     Deliberate(
-        "chat unknown role", "status", "200", "400", "the model was not trained with such a role"
+        "chat unknown role",
+        "HTTP status",
+        "200",
+        "400",
+        "the model was not trained with such a role",
     ),
-    Deliberate("chat too many top_logprobs", "status", "200", "400", f"{OPENAI}: 20 at most"),
+    Deliberate("chat too many top_logprobs", "HTTP status", "200", "400", f"{OPENAI}: 20 at most"),
     Deliberate(
         "chat empty messages; text empty prompt; *tokenize nothing",
-        "status",
+        "HTTP status",
         "200",
         "400",
         "there is nothing to answer to",
     ),
-    Deliberate("text suffix", "status", "200", "400", f"{SILENT}, and it is not supported"),
+    Deliberate("text suffix", "HTTP status", "200", "400", f"{SILENT}, and it is not supported"),
     Deliberate(
         "tokenize special as text",
-        "status",
+        "HTTP status",
         "200",
         "400",
         f"{SILENT}: names of special tokens are always understood",
@@ -236,6 +247,19 @@ DELIBERATE = [
         "*",
         "*",
         "the token that ends an answer is no part of it",
+    ),
+    # Responses
+    Deliberate("response *", "*", "absent", "*", f"{OPENAI}, of which llama.cpp leaves out much"),
+    Deliberate("response *", "*status =", "completed", "incomplete", CUT),
+    Deliberate("response *", "completed_at", "integer", "null", CUT),
+    Deliberate("response stream", "order =", "*response.completed", "*response.incomplete", CUT),
+    Deliberate("response stream", "response.completed:", "object", "absent", CUT),
+    Deliberate(
+        "response schema",
+        "output[].content[].text =",
+        "*",
+        "*",
+        f"{OPENAI}: text.format is kept to; llama.cpp ignores it",
     ),
     # Others
     Deliberate(

@@ -158,13 +158,7 @@ def _complete(name: str, prompt: Any = PROMPT, **more: Any) -> Question:
 
 
 def _respond(name: str, given: Any = TEXT, **more: Any) -> Question:
-    body = {
-        "input": given,
-        "temperature": 0,
-        "max_output_tokens": 9,
-        **{k: GREEDY[k] for k in ("top_p",)},
-        **more,
-    }
+    body = {"input": given, **GREEDY, "max_output_tokens": 9, **more}
     return Question(f"response {name}", "/v1/responses", body)
 
 
@@ -454,7 +448,7 @@ class Reading:
 
 def read(answer: Answer) -> Reading:
     reading = Reading()
-    reading.values["status"] = [answer.status]
+    reading.values["HTTP status"] = [answer.status]
     reading.values["media type"] = [answer.kind]
     if answer.kind != "text/event-stream":
         reading.walk(answer.body, "")
@@ -516,7 +510,7 @@ Difference: TypeAlias = tuple[str, str, str]
 def differences(theirs: Answer, ours: Answer) -> list[Difference]:
     """Of what is inside something that differs itself nothing is said."""
     if (theirs.status < 400) != (ours.status < 400):
-        return [("status", str(theirs.status), str(ours.status))]
+        return [("HTTP status", str(theirs.status), str(ours.status))]
     them, us = read(theirs), read(ours)
     found: list[Difference] = []
     their_facts, our_facts = them.facts(), us.facts()
