@@ -230,7 +230,7 @@ QUESTIONS = [
     # Tools
     _call("offered"),
     _call("not to be used", tool_choice="none", max_tokens=3),
-    _call("told", TOLD, max_tokens=1),
+    _call("told", TOLD, max_tokens=1, logit_bias={"504": 100}),
     _call("required", tool_choice="required"),
     _call("one named", tool_choice={"type": "function", "function": {"name": "clock"}}),
     _call("stream", tool_choice="required", **USAGE),
@@ -429,8 +429,8 @@ class Reading:
         elif isinstance(value, float) and LOGPROBS.fullmatch(path):
             self.logprobs.setdefault(kind + path, []).append(value)
         elif kind and isinstance(value, str) and IN_PIECES.fullmatch(path):
-            path += index
-            self.pieces[path] = self.pieces.get(path, "") + value
+            if value:
+                self.pieces[path + index] = self.pieces.get(path + index, "") + value
         elif SAME.fullmatch(path):
             told = self.values.setdefault(kind + path, [])
             if not kind or "logprobs" in path:
