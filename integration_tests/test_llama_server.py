@@ -27,7 +27,7 @@ from product import Up
 
 STATE = "/api/v1/balancer_desired_state"
 
-AWAITED = ("tools ",)
+AWAITED: tuple[str, ...] = ()
 """How the names of requests begin whose answers are not there yet."""
 
 ASKED = [question for question in QUESTIONS if not question.name.startswith(AWAITED)]
