@@ -92,6 +92,9 @@ class Owner(Protocol):
         ...
 
 
+NOTHING = Described(metadata=None, chat_template_override=None)
+
+
 class ModelHost:
     def __init__(
         self, models: Models, swap: ModelSwap, owner: Owner, settings: LoopSettings
@@ -113,7 +116,7 @@ class ModelHost:
         self.preparer: Preparer | None = None
         """Of the model that serves."""
         self.download: Download | None = None
-        self.description = Described(metadata=None, chat_template_override=None)
+        self.description = NOTHING
 
     @property
     def loop(self) -> DecodeLoop | None:
@@ -252,7 +255,7 @@ class ModelHost:
         setup, self._then = self._then, None
         self._owner.measured(Figures())
         if setup is None:
-            self._describe(None, None)
+            self._describe(NOTHING)
             self._carry_out(self._swap.unloaded())
             return
         log.info("loading %s", setup.model_path)
@@ -284,7 +287,7 @@ class ModelHost:
         elif isinstance(error, Exception) and self.preparer is None:
             log.warning("the model was not loaded", exc_info=error)
             self._running = None
-            self._describe(None, None)
+            self._describe(NOTHING)
             setup = running.setup
             issue = _load_issue(
                 error, model=setup.model_path, projection=setup.projection_path or ""
@@ -311,10 +314,16 @@ class ModelHost:
 
     def _serve(self, preparer: Preparer, target: Target) -> None:
         self.preparer = preparer
-        self._describe(dict(preparer.engine.metadata), target.chat_template)
+        self._describe(
+            Described(
+                dict(preparer.engine.metadata),
+                target.chat_template,
+                preparer.engine.capacity.context,
+            )
+        )
 
-    def _describe(self, metadata: dict[str, str] | None, template: str | None) -> None:
-        self.description = Described(metadata, template)
+    def _describe(self, description: Described) -> None:
+        self.description = description
         self._owner.described()
 
     def hand_over(self, function: Callable[..., None], *arguments: Any) -> None:

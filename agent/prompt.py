@@ -143,7 +143,7 @@ class Preparer:
                 prompt = self._read(text)
         tokens = prompt.tokens
         if not tokens:
-            raise RequestError(ErrorCode.INVALID_REQUEST, "the prompt is empty")
+            raise RequestError(ErrorCode.INVALID_PROMPT, "the prompt is empty")
         self._check_length(len(tokens))
         sampler = self.engine.sampler(
             tokens, request.sampling, self._guidance(request, rendered), request.logprobs
@@ -164,7 +164,7 @@ class Preparer:
         wrong = next((token for token in tokens if not 0 <= token < self._vocabulary.size), None)
         if wrong is not None:
             raise RequestError(
-                ErrorCode.INVALID_REQUEST,
+                ErrorCode.INVALID_PROMPT,
                 f"the model has no token {wrong}: its tokens are 0 to {self._vocabulary.size - 1}",
             )
         return MixedPrompt(list(tokens))
@@ -215,11 +215,11 @@ class Preparer:
         """Millions of tokens take seconds to count, only to be refused: others wait meanwhile."""
         least = length // self._vocabulary.longest_piece
         if least >= self._context:
-            raise self._too_long(f"at least {least}")
+            raise self._too_long(least, "at least ")
 
     def _check_length(self, count: int) -> None:
         if count >= self._context:
-            raise self._too_long(str(count))
+            raise self._too_long(count)
 
     def _guidance(self, request: Generate, rendered: RenderedPrompt) -> Guidance | None:
         """What the answer has to follow."""
@@ -253,11 +253,12 @@ class Preparer:
                 found[tokens[0]] = mark.encode()
         return found
 
-    def _too_long(self, count: str) -> RequestError:
+    def _too_long(self, count: int, about: str = "") -> RequestError:
         return RequestError(
             ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-            f"context_length_exceeded: the prompt has {count} tokens; with at least one "
+            f"context_length_exceeded: the prompt has {about}{count} tokens; with at least one "
             f"for the answer, the limit of this agent is {self._context}",
+            {"n_prompt_tokens": count, "n_ctx": self._context},
         )
 
     def format_for(self, conversation: Conversation) -> OutputFormat:

@@ -24,7 +24,7 @@ from balancer.openai import KEEP_ALIVE, OpenAI, openai_errors
 from balancer.openai_errors import parameters_of
 from balancer.openai_responses import RESPONSES_PARAMETERS
 from balancer.state_store import MemoryStore, StateError, StateStore
-from common.errors import STATUS, RequestError
+from common.errors import STATUS, ErrorCode, RequestError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -112,7 +112,10 @@ def _openai_routes(openai: OpenAI) -> list[Route]:
     endpoints = {
         "chat/completions": (openai.chat, parameters_of("messages")),
         "responses": (openai.responses, RESPONSES_PARAMETERS),
-        "completions": (openai.completions, parameters_of("prompt")),
+        "completions": (
+            openai.completions,
+            {**parameters_of("prompt"), ErrorCode.INVALID_SCHEMA: "json_schema"},
+        ),
         "embeddings": (openai.embeddings, parameters_of("input")),
         "tokenize": (openai.tokenize, parameters_of("messages")),
         "detokenize": (openai.detokenize, parameters_of("tokens")),

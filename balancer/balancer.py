@@ -9,6 +9,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import assert_never
 
 from balancer.buffer import Buffer
@@ -136,7 +137,7 @@ class Balancer:
         """
         exchange = exchange or Exchange()
         now = self._loop.time()
-        request = self._requests[request_id] = _Request(frame, exchange, arrived=now)
+        request = self._requests[request_id] = _Request(frame, exchange, arrived=monotonic())
         if self.closed.is_set():
             self._refuse_because_closed(request_id)
             return exchange
@@ -403,13 +404,12 @@ class Balancer:
         agent: LinkedAgent,
         event: TokenGenerated | ToolCallsEnded | Embedded | DocumentTooLong | DocumentFailed,
     ) -> None:
-        first = request.started is None
-        if first:
-            request.started = self._loop.time()
+        if request.started is None:
+            request.started = monotonic()
             self._dispatcher.start(event.request_id)
+            if isinstance(event, TokenGenerated):
+                self.metrics.first_token.observe(request.started - request.arrived)
         if isinstance(event, TokenGenerated):
-            if first:
-                self.metrics.first_token.observe(self._loop.time() - request.arrived)
             self.metrics.tokens.inc()
         if not request.exchange.is_full:
             request.exchange.put(Told(agent.name, event))
@@ -434,7 +434,7 @@ class Balancer:
             request.limit.cancel()
         self.metrics.requests.labels(outcome).inc()
         log.info("request_id=%s over: %s", event.request_id, outcome)
-        timing = Timing(request.arrived, request.dispatched, request.started, self._loop.time())
+        timing = Timing(request.arrived, request.dispatched, request.started, monotonic())
         request.exchange.put(Told(name, event, timing))
 
     def _give_up(self, request_id: RequestId) -> None:
@@ -460,7 +460,7 @@ class Balancer:
                 case Dispatch(request_id, agent_id):
                     request = self._requests[request_id]
                     if request.dispatched is None:
-                        request.dispatched = self._loop.time()
+                        request.dispatched = monotonic()
                         self.metrics.wait.observe(request.dispatched - request.arrived)
                     log.info("request_id=%s agent_id=%s dispatched", request_id, agent_id)
                     self._agents[agent_id].send(request.frame)

@@ -19,7 +19,7 @@ MOST_WAITING_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Of one request, in seconds of the balancer's clock."""
+    """Of one request, in seconds of a clock that counts finer than the loop's."""
 
     arrived: float
     dispatched: float | None

@@ -25,6 +25,7 @@ from balancer.openai_completions import CompletionRequest
 from balancer.openai_embeddings import EmbeddingAnswer, EmbeddingRequest
 from balancer.openai_errors import PARAMETERS, parse, refusal
 from balancer.openai_generation import GenerationBody
+from balancer.openai_models import model_object
 from balancer.openai_response_events import ResponseAnswer, ResponseHead, ResponseStream
 from balancer.openai_responses import ResponsesRequest
 from balancer.openai_results import (
@@ -140,14 +141,19 @@ class OpenAI:
         self._keep_alive = keep_alive
 
     async def models(self, _request: Request) -> Response:
-        data = [_model(names) for names in self._balancer.models]
+        data = [self._model(names) for names in self._balancer.models]
         return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
         self._balancer.check_model(name)
         names = next(names for names in self._balancer.models if name in names)
-        return JSONResponse(_model(names) | {"id": name})
+        return JSONResponse(self._model(names) | {"id": name})
+
+    def _model(self, names: Sequence[str]) -> Json:
+        agents = (a for a in self._balancer.agents if names[0] in a.status.model_names)
+        described = next((a.description for a in agents if a.description.metadata), None)
+        return model_object(names, created=STARTED, described=described)
 
     async def chat(self, request: Request) -> Response:
         params = parse(ChatRequest, await read_body(request))
@@ -392,16 +398,6 @@ def _client_id(request: Request) -> str | None:
     """What the client calls its request, if that is fit for a log."""
     name = request.headers.get("x-client-request-id", "")
     return name if name.isascii() and name.isprintable() and 0 < len(name) <= 128 else None
-
-
-def _model(names: Sequence[str]) -> Json:
-    return {
-        "id": names[0],
-        "object": "model",
-        "created": STARTED,
-        "owned_by": "headrace",
-        "aliases": names[1:],
-    }
 
 
 def _events(events: Sequence[Json]) -> bytes:

@@ -42,6 +42,7 @@ PARAMETERS = {
 """What is to blame, where the code alone says it."""
 
 PROMPT_ERRORS = {
+    ErrorCode.INVALID_PROMPT,
     ErrorCode.CONTEXT_LENGTH_EXCEEDED,
     ErrorCode.CHAT_TEMPLATE_ERROR,
     ErrorCode.MULTIMODAL_NOT_SUPPORTED,
@@ -60,10 +61,17 @@ class ParameterError(RequestError):
     """The request's own fault, and which of its parameters it is."""
 
     def __init__(
-        self, parameter: str | None, message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST
+        self,
+        parameter: str | None,
+        message: str,
+        code: ErrorCode = ErrorCode.INVALID_REQUEST,
+        *,
+        told: str | None = None,
     ) -> None:
+        """``told``: OpenAI's name for it, if it has one of its own."""
         super().__init__(code, message)
         self.parameter = parameter
+        self.told = told
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,9 @@ class Refusal:
 
 def refusal(error: RequestError, parameters: Mapping[ErrorCode, str] = PARAMETERS) -> Refusal:
     """``parameters``: which one is to blame, where the error does not say it."""
-    parameter = error.parameter if isinstance(error, ParameterError) else None
+    parameter, name = None, None
+    if isinstance(error, ParameterError):
+        parameter, name = error.parameter, error.told
     status = OPENAI_STATUS[error.code]
     headers = {"retry-after": str(RETRY_AFTER[status])} if status in RETRY_AFTER else {}
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
@@ -83,7 +93,8 @@ def refusal(error: RequestError, parameters: Mapping[ErrorCode, str] = PARAMETER
         "message": error.message,
         "type": kind,
         "param": parameter or parameters.get(error.code),
-        "code": CODES.get(error.code, str(error.code)),
+        "code": name or CODES.get(error.code, str(error.code)),
+        **error.figures,
     }
     return Refusal(status, {"error": body}, headers)
 
@@ -174,14 +185,21 @@ def _complain(problem: ErrorDetails, parameter: str | None) -> ParameterError:
     message = _cut(problem["msg"]).removeprefix("Value error, ")
     match problem["type"]:
         case "missing" | "union_tag_not_found" as kind if kind == "missing" or _key_of_tag(problem):
-            return ParameterError(parameter, f"Missing required parameter: '{parameter}'.")
+            return ParameterError(
+                parameter,
+                f"Missing required parameter: '{parameter}'.",
+                told="missing_required_parameter",
+            )
         case "none_required":
             return ParameterError(
                 parameter, f"'{parameter}' is not supported here.", ErrorCode.NOT_SUPPORTED
             )
         case "extra_forbidden":
             return ParameterError(
-                parameter, f"Unrecognized request argument: '{parameter}'.", ErrorCode.NOT_SUPPORTED
+                parameter,
+                f"Unrecognized request argument: '{parameter}'.",
+                ErrorCode.NOT_SUPPORTED,
+                told="unknown_parameter",
             )
         case _ if parameter is None:
             return ParameterError(None, message)

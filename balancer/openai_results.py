@@ -98,7 +98,7 @@ class Tally:
         fed = sum(usage.prompt_tokens for usage in self._firsts()) - cached
         generated = sum(map(_generated, self._usages.values()))
         return {
-            "queue_ms": 1000 * (dispatched - arrived),
+            "queue_ms": _ms(dispatched - arrived),
             "cache_n": cached,
             **_rates("prompt", fed, started - dispatched),
             **_rates("predicted", generated, ended - started),
@@ -128,10 +128,14 @@ def _generated(usage: Usage) -> int:
 def _rates(name: str, tokens: int, seconds: float) -> Json:
     return {
         f"{name}_n": tokens,
-        f"{name}_ms": 1000 * seconds,
-        f"{name}_per_token_ms": 1000 * seconds / tokens if tokens else None,
-        f"{name}_per_second": tokens / seconds if seconds > 0 else None,
+        f"{name}_ms": _ms(seconds),
+        f"{name}_per_token_ms": _ms(seconds / tokens) if tokens else None,
+        f"{name}_per_second": round(tokens / seconds, 3) if seconds > 0 else None,
     }
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 3)
 
 
 # What one event adds to an answer

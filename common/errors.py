@@ -11,6 +11,7 @@ from collections.abc import Mapping
 class ErrorCode(enum.StrEnum):
     # The client's
     INVALID_REQUEST = "invalid_request"
+    INVALID_PROMPT = "invalid_prompt"
     UNAUTHORIZED = "unauthorized"
     BODY_TOO_LARGE = "body_too_large"
     NOT_SUPPORTED = "not_supported"
@@ -42,6 +43,7 @@ class ErrorCode(enum.StrEnum):
 
 STATUS = {
     ErrorCode.INVALID_REQUEST: 400,
+    ErrorCode.INVALID_PROMPT: 400,
     ErrorCode.UNAUTHORIZED: 401,
     ErrorCode.BODY_TOO_LARGE: 413,
     ErrorCode.NOT_SUPPORTED: 501,

@@ -543,6 +543,8 @@ class Described(Frame, frozen=True):
     metadata: dict[str, str] | None
     """Of the model's file; None: there is no model."""
     chat_template_override: str | None
+    context: Count = 0
+    """How many tokens a prompt and its answer may have together; 0: there is no model."""
 
 
 class SetState(Frame, frozen=True):

@@ -27,11 +27,6 @@ from product import Up
 
 STATE = "/api/v1/balancer_desired_state"
 
-AWAITED: tuple[str, ...] = ()
-"""How the names of requests begin whose answers are not there yet."""
-
-ASKED = [question for question in QUESTIONS if not question.name.startswith(AWAITED)]
-
 
 @dataclass(frozen=True, slots=True)
 class Deliberate:
@@ -282,20 +277,6 @@ DELIBERATE = [
 
 LACKING = [
     Deliberate(
-        "*too long*",
-        "error.n_ctx; error.n_prompt_tokens",
-        "integer",
-        "absent",
-        "clients cut their prompts by these numbers; here they stand in the message only",
-    ),
-    Deliberate(
-        "models",
-        "data[].meta",
-        "object",
-        "absent",
-        "of use: n_ctx, n_ctx_train, n_vocab, n_embd, n_params, size",
-    ),
-    Deliberate(
         "chat prefilled",
         "choices[].message.content =; usage.*_tokens =",
         "*",
@@ -305,7 +286,7 @@ LACKING = [
 ]
 """What users of llama.cpp's server would miss."""
 
-KNOWN = [entry for entry in DELIBERATE + LACKING if not entry.requests.startswith(AWAITED)]
+KNOWN = DELIBERATE + LACKING
 
 
 def recorded() -> dict[str, Answer]:
@@ -323,7 +304,7 @@ def ours(up: Up) -> dict[str, Answer]:
     answers: dict[str, Answer] = {}
     for setup in Setup:
         with set_up(up, setup):
-            for question in ASKED:
+            for question in QUESTIONS:
                 if question.setup is setup:
                     answers[question.name] = ask(up.client, question, question.path)
     return answers
@@ -356,7 +337,7 @@ def put(up: Up, state: dict[str, Any]) -> None:
     up.until(lambda agents: agents[0]["uses_chat_template_override"] is overridden)
 
 
-@pytest.mark.parametrize("question", ASKED, ids=lambda question: question.name)
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
 def test_an_answer_is_llama_servers_but_for_what_is_known_to_differ(
     question: Question, theirs: dict[str, Answer], ours: dict[str, Answer]
 ) -> None:
@@ -371,7 +352,7 @@ def test_what_is_known_to_differ_still_does(
 ) -> None:
     assert any(
         entry.covers(question.name, each)
-        for question in ASKED
+        for question in QUESTIONS
         for each in differences(theirs[question.name], ours[question.name])
     )
 

@@ -75,7 +75,7 @@ async def post(
 def refused(response: httpx.Response) -> tuple[int, str | None, str | None]:
     """Status, parameter and code."""
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) >= {"message", "type", "param", "code"}
     return response.status_code, error["param"], error["code"]
 
 
@@ -383,9 +383,9 @@ async def test_a_request_that_an_agent_refuses_goes_on_elsewhere(
     [
         (ROUTE, {**CHAT, "model": "other"}, (404, "model", "model_not_found")),
         (ROUTE, {**CHAT, "audio": {}}, (400, "audio", "unsupported_parameter")),
-        (ROUTE, {**CHAT, "unheard_of": 1}, (400, "unheard_of", "unsupported_parameter")),
-        (ROUTE, {"model": "played"}, (400, "messages", "invalid_value")),
-        ("/v1/completions", {"model": "played"}, (400, "prompt", "invalid_value")),
+        (ROUTE, {**CHAT, "unheard_of": 1}, (400, "unheard_of", "unknown_parameter")),
+        (ROUTE, {"model": "played"}, (400, "messages", "missing_required_parameter")),
+        ("/v1/completions", {"model": "played"}, (400, "prompt", "missing_required_parameter")),
         (
             "/v1/responses",
             {**RESPONSE, "conversation": "c"},
