@@ -145,15 +145,17 @@ def test_whatever_a_model_writes_is_told_alike_wherever_it_is_cut(family: str, d
         assert [name for name, _ in put_together(whole)] == [name for name, _ in found]
 
 
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<"))
+"""Marks are marks wherever they stand."""
 JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inside: st.lists(inside) | st.dictionaries(st.text(), inside),
+    st.none() | st.booleans() | st.integers() | TEXT,
+    lambda inside: st.lists(inside) | st.dictionaries(TEXT, inside),
 )
 
 
 @PATIENT
 @given(
-    st.lists(st.dictionaries(st.text(), JSON), min_size=1, max_size=3),
+    st.lists(st.dictionaries(TEXT, JSON), min_size=1, max_size=3),
     st.sampled_from(["hermes", "granite", "llama"]),
     st.booleans(),
     st.data(),
@@ -164,13 +166,12 @@ def test_arguments_come_out_as_they_went_in(
     calls = [{"name": "clock", "arguments": each} for each in arguments]
     written = json.dumps(calls, ensure_ascii=escapes)
     opened = {"hermes": "<tool_call>", "granite": "<|tool_call|>", "llama": "<|python_tag|>"}
-    text = (opened[family] + written).encode("utf-8", "ignore")
+    text = (opened[family] + written).encode()
     pieces = cut(text, data.draw(st.lists(st.integers(0, len(text)))))
 
     told = put_together(fed(stream(family), pieces))
     assert [name for name, _ in told] == ["clock"] * len(calls)
-    if escapes:
-        assert [json.loads(written) for _, written in told] == arguments
+    assert [json.loads(written) for _, written in told] == arguments
 
 
 def told_step_by_step(
@@ -276,14 +277,15 @@ def test_ids_that_a_model_writes_are_kept_unless_they_are_used_twice():
 
 
 def test_a_section_that_cannot_be_read_is_content_and_counts_as_it_was_taken():
-    output = stream("hermes")
-    section = "<tool_call>clock?</tool_call>"
+    output = stream("qwen3")
+    section, thought = "<tool_call>clock?</tool_call>", "<think>hm</think>"
 
-    told = fed(output, list(f"{section}Well.{section}"))
+    told = fed(output, list(f"{section}{thought}Well."))
 
-    assert shown(told) == {CONTENT: "clock?Well.clock?"}
+    assert shown(told) == {CONTENT: "clock?Well.", REASONING: "hm"}
     assert deltas(told) == []
-    assert (output.counts[CALL], output.counts[CONTENT]) == (2 * len(section), len("Well."))
+    counts = [output.counts[each] for each in (CALL, REASONING, CONTENT)]
+    assert counts == [len(section), len(thought), len("Well.")]
 
 
 def test_what_follows_an_unreadable_call_in_its_section_is_not_told():

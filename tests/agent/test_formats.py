@@ -60,7 +60,7 @@ def test_no_template_means_content_only():
         ("<think></think>", "<think> + <tool_call>"),
         (TEMPLATES["unknown"], None),
         (TEMPLATES["hermes"], None),
-        (TEMPLATES["harmony"], None),
+        ("<|start|><|channel|>", None),
         ("{% for call in message.tool_calls %}", None),
         (None, None),
     ],
