@@ -17,6 +17,7 @@ INVALID = "invalid_request_error"
 
 # Status, type, code, and the parameter that is to blame where the route has its prompt in "input".
 TOLD = {
+    ErrorCode.INVALID_PROMPT: (400, INVALID, "invalid_prompt", "input"),
     ErrorCode.INVALID_REQUEST: (400, INVALID, "invalid_value", None),
     ErrorCode.UNAUTHORIZED: (401, "authentication_error", "invalid_api_key", None),
     ErrorCode.BODY_TOO_LARGE: (413, INVALID, "body_too_large", None),
@@ -120,7 +121,7 @@ def test_a_key_that_is_not_known_is_refused_where_it_stands(
 ) -> None:
     complaint = f"Unrecognized request argument: '{parameter}'."
 
-    assert refused(keys) == (parameter, "unsupported_parameter", complaint)
+    assert refused(keys) == (parameter, "unknown_parameter", complaint)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_a_key_that_is_not_known_is_refused_where_it_stands(
 def test_a_key_that_is_missing_is_named(keys: dict[str, Any], parameter: str) -> None:
     complaint = f"Missing required parameter: '{parameter}'."
 
-    assert refused(keys) == (parameter, "invalid_value", complaint)
+    assert refused(keys) == (parameter, "missing_required_parameter", complaint)
 
 
 def test_a_missing_key_of_the_body_itself_is_named() -> None:
