@@ -410,7 +410,7 @@ async def test_what_cannot_be_tokenized_is_its_senders_error(
     assert isinstance(too_early, Failed)
     assert too_early.code is ErrorCode.NO_AGENTS
     assert isinstance(refused, Failed)
-    assert refused.code is ErrorCode.INVALID_REQUEST
+    assert refused.code is ErrorCode.INVALID_PROMPT
 
 
 async def test_a_prompt_that_can_never_fit_is_refused_and_frees_its_slot(
@@ -562,7 +562,7 @@ async def test_what_is_loaded_is_described_over_every_link(
     first = await balancer.link()
     assert await first.description() == Described(None, None)
     await first.send(wanted(chat_template="{{ messages }}"))
-    described = Described({"general.architecture": "echo"}, "{{ messages }}")
+    described = Described({"general.architecture": "echo"}, "{{ messages }}", 32)
     assert await first.description() == described
 
     first.socket.transport.abort()
