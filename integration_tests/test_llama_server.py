@@ -256,6 +256,13 @@ DELIBERATE = [
         "*",
         f"{OPENAI}: text.format is kept to; llama.cpp ignores it",
     ),
+    Deliberate(
+        "chat tools of a model that knows none",
+        "usage.*_tokens =",
+        "*",
+        "*",
+        "its template passes over them; here it is told of them in words",
+    ),
     # Others
     Deliberate(
         "chat json_schema; chat response_format; chat json_object",
@@ -265,6 +272,13 @@ DELIBERATE = [
         "the same JSON, but the white space that its grammar allows is another",
     ),
     Deliberate("models", "models", "array", "absent", "Ollama's list; OpenAI's is data"),
+    Deliberate(
+        "models",
+        "data[].meta.*",
+        "*",
+        "absent",
+        "of a file's facts only those that a client can use: the metadata route has the others",
+    ),
     Deliberate("models", "data[].tags", "array", "absent", "nobody gives a model tags here"),
     Deliberate(
         "embed base64",

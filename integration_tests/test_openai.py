@@ -18,6 +18,7 @@ from openai.types.chat import (
     ChatCompletionMessageParam,
     ChatCompletionToolParam,
 )
+from openai.types.responses import Response
 from product import Up, start_up
 from pydantic import BaseModel
 
@@ -397,3 +398,67 @@ def test_comments_come_while_a_stream_waits_for_a_slot(up: Up, client: Client) -
     assert response.headers["x-accel-buffering"] == "no"
     assert len(response.headers.get_list("x-request-id")) == 1
     assert rest[-1] == "data: [DONE]"
+
+
+def test_a_response(client: Client) -> None:
+    answer = client.responses.create(
+        model=MODEL, input="Why is the sky blue?", instructions="Be brief.", max_output_tokens=12
+    )
+
+    assert Response.model_validate(answer.model_dump())
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert answer.output_text
+    assert answer.usage.output_tokens == 12
+
+
+def test_a_streamed_response(client: Client) -> None:
+    events = list(
+        client.responses.create(
+            model=MODEL, input="Why is the sky blue?", max_output_tokens=12, stream=True
+        )
+    )
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+
+    assert len(deltas) > 1
+    assert events[-1].type == "response.incomplete"  # it was cut
+    assert "".join(deltas) == events[-1].response.output_text
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+
+
+async def test_a_response_in_a_format_and_its_round_trip(async_client: Client) -> None:
+    said: list[Any] = [{"role": "user", "content": "Tell me about a city as JSON."}]
+    parsed = await async_client.responses.parse(model=MODEL, input=said, text_format=City)
+    again = await async_client.responses.create(
+        model=MODEL, input=[*said, *parsed.output, *said], max_output_tokens=5
+    )
+
+    assert isinstance(parsed.output_parsed, City)
+    assert again.usage.input_tokens > parsed.usage.input_tokens + parsed.usage.output_tokens
+
+
+async def test_tools_of_responses(async_client: Client) -> None:
+    tool = {"type": "function", "strict": True, **WEATHER["function"]}
+    said: list[Any] = [{"role": "user", "content": "The weather in Paris?"}]
+    stream = await async_client.responses.create(
+        model=MODEL, input=said, tools=[tool], tool_choice="required", stream=True,
+        parallel_tool_calls=False, max_output_tokens=200,
+    )  # fmt: skip
+    events = [event async for event in stream]
+    [call] = [item for item in events[-1].response.output if item.type == "function_call"]
+    arguments = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    said += [call, {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
+    final = await async_client.responses.create(
+        model=MODEL, input=said, tools=[tool], max_output_tokens=10
+    )
+
+    assert events[-1].type == "response.completed"
+    assert "".join(arguments) == call.arguments
+    assert [*json.loads(call.arguments)] == ["city"]
+    assert final.usage.input_tokens > events[-1].response.usage.input_tokens
+
+
+def test_a_response_that_cannot_be_is_refused_by_name(client: Client) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model=MODEL, input="a", previous_response_id="resp_1")
+
+    assert caught.value.param == "previous_response_id"
