@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from balancer.bodies import Row
 from common import messages, models
 from common.messages import Pooling, Sampling
 from common.models import (
@@ -215,7 +216,7 @@ class AgentOverride(Strict):
     n_gpu_layers: Int | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     tensor_split: (
-        Annotated[tuple[Annotated[float, Field(ge=0, le=1e6)], ...], Field(max_length=64)] | None
+        Annotated[Row[Annotated[float, Field(ge=0, le=1e6)]], Field(max_length=64)] | None
     ) = None
     main_gpu: Annotated[int, Field(ge=0, le=255)] | None = None
     flash_attention: FlashAttention | None = None
@@ -239,7 +240,7 @@ class AgentOverride(Strict):
 class AgentOverrides(Strict):
     """By name goes before by label; among those of one kind the later before the earlier."""
 
-    overrides: Annotated[tuple[AgentOverride, ...], Field(max_length=1000)] = ()
+    overrides: Annotated[Row[AgentOverride], Field(max_length=1000)] = ()
 
     def choices(self, name: str | None, labels: Iterable[str]) -> EngineChoices:
         """All that is said of one agent."""

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from msgspec.structs import replace
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
+from balancer.bodies import Items, Row, check_size
 from balancer.content import marker_beside, read_images
 from balancer.desired_state import Int, Strict
 from balancer.terms import Priority, Terms
@@ -65,7 +66,7 @@ ContentPart: TypeAlias = Annotated[TextPart | ImagePart, Field(discriminator="ty
 
 class ConversationMessage(Strict):
     role: str
-    content: str | list[ContentPart]
+    content: str | Items[ContentPart]
 
     @property
     def parts(self) -> list[ContentPart]:
@@ -82,7 +83,7 @@ class ConversationMessage(Strict):
 class ToolParameters(Strict):
     type: str
     properties: dict[str, Any] | None = None
-    required: list[str] | None = None
+    required: Items[str] | None = None
     additional_properties: Any = Field(default=None, alias="additionalProperties")
 
     @model_validator(mode="after")
@@ -126,7 +127,7 @@ class SamplingOptions(Strict):
     dry_allowed_length: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     dry_penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     dry_sequence_breakers: (
-        Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=16)] | None
+        Annotated[Row[Annotated[str, Field(max_length=64)]], Field(max_length=16)] | None
     ) = None
     xtc_probability: Annotated[float, Field(ge=0, le=1)] | None = None
     xtc_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -191,7 +192,7 @@ class GenerationParams(Strict):
     """Cached prompts are shared only between requests of the same salt."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     stop: Annotated[
-        Annotated[tuple[StopText, ...], Field(max_length=16)] | None, BeforeValidator(_one_or_many)
+        Annotated[Row[StopText], Field(max_length=16)] | None, BeforeValidator(_one_or_many)
     ] = None
 
     model: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
@@ -212,10 +213,10 @@ class GenerationParams(Strict):
 
 class ContinueFromConversationHistory(GenerationParams):
     add_generation_prompt: bool
-    conversation_history: Annotated[list[ConversationMessage], Field(min_length=1)]
+    conversation_history: Annotated[Items[ConversationMessage], Field(min_length=1)]
     enable_thinking: bool
     parse_tool_calls: bool = False
-    tools: tuple[Tool, ...] = ()
+    tools: Row[Tool] = ()
 
     def prompt(self, *, longest_image_side: int) -> Prompt:
         if self.grammar is not None and self.enable_thinking:
@@ -308,7 +309,7 @@ class RmsNormMethod(Strict):
 
 
 class GenerateEmbeddingBatchParams(Strict):
-    input_batch: tuple[InputDocument, ...]
+    input_batch: Row[InputDocument]
     normalization_method: Literal["None", "L2"] | RmsNormMethod
 
     @property
@@ -412,6 +413,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 def parse(model: type[ModelT], body: bytes) -> ModelT:
     """From JSON. Raises ``RequestError`` (``invalid_request``) whose text is for the client."""
+    check_size(body)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -468,6 +470,10 @@ def _named_id(text: str) -> str | None:
 
 def parse_message(text: str) -> SocketRequest | Stop:
     """A websocket message. Raises ``MessageError`` for anything else."""
+    try:
+        check_size(text.encode(errors="replace"))
+    except RequestError as error:
+        raise MessageError(None, error.message, error.code) from error
     try:
         envelope = _Envelope.model_validate_json(text)
     except ValidationError as error:

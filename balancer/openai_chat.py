@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
+from balancer.bodies import Items
 from balancer.content import marker_beside, read_images
 from balancer.openai_errors import ParameterError
 from balancer.openai_generation import GenerationBody, Said, TokenLimit, written_schema
@@ -58,12 +59,12 @@ class _Message(Said):
 
 class SystemMessage(_Message):
     role: Literal["system", "developer"]
-    content: str | list[TextPart]
+    content: str | Items[TextPart]
 
 
 class UserMessage(_Message):
     role: Literal["user"]
-    content: str | list[ContentPart]
+    content: str | Items[ContentPart]
 
 
 class CalledFunction(Said):
@@ -88,10 +89,10 @@ class AssistantMessage(_Message):
     """As a client may send back what it was sent."""
 
     role: Literal["assistant"]
-    content: str | list[AssistantPart] | None = None
+    content: str | Items[AssistantPart] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[CalledTool] | None = None
+    tool_calls: Items[CalledTool] | None = None
     annotations: list[Any] | None = None
     parsed: Any = None
     audio: None = None
@@ -106,7 +107,7 @@ class AssistantMessage(_Message):
 
 class ToolMessage(_Message):
     role: Literal["tool"]
-    content: str | list[TextPart]
+    content: str | Items[TextPart]
     tool_call_id: str
 
 
@@ -138,7 +139,7 @@ class NamedTool(Said):
 
 class AllowedTools(Said):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
+    tools: Annotated[Items[NamedTool], Field(min_length=1)]
 
 
 class AllowedChoice(Said):
@@ -182,9 +183,9 @@ ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high",
 
 
 class ChatRequest(GenerationBody):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Items[Message], Field(min_length=1)]
     max_completion_tokens: TokenLimit | None = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -194,7 +195,7 @@ class ChatRequest(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables for the model's template, as in llama.cpp."""
 
-    modalities: list[Literal["text"]] | None = None
+    modalities: Items[Literal["text"]] | None = None
     verbosity: None = None
     audio: None = None
     prediction: None = None

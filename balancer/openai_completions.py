@@ -4,6 +4,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
 
+from balancer.bodies import Items
 from balancer.openai_errors import ParameterError
 from balancer.openai_generation import GenerationBody
 from common.ids import TokenId
@@ -16,7 +17,7 @@ MOST_PROMPTS = 128
 """In one batch."""
 
 Token: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
-Tokens: TypeAlias = Annotated[list[Token], Field(min_length=1)]
+Tokens: TypeAlias = Annotated[Items[Token], Field(min_length=1)]
 
 
 def shape(value: Any) -> str:
@@ -40,7 +41,7 @@ class CompletionRequest(GenerationBody):
     prompt: Annotated[
         OneText
         | OneTokens
-        | Annotated[list[Part], Field(min_length=1, max_length=MOST_PROMPTS), Tag("batch")],
+        | Annotated[Items[Part], Field(min_length=1, max_length=MOST_PROMPTS), Tag("batch")],
         Discriminator(shape),
     ]
     echo: bool | None = None

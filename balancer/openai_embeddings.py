@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from balancer.bodies import Items
 from balancer.exchange import Told
 from balancer.openai_completions import OneText, OneTokens, Part, shape
 from balancer.openai_errors import ParameterError
@@ -25,7 +26,7 @@ class EmbeddingRequest(Said):
     input: Annotated[
         OneText
         | OneTokens
-        | Annotated[list[Part], Field(min_length=1, max_length=MOST_DOCUMENTS), Tag("batch")],
+        | Annotated[Items[Part], Field(min_length=1, max_length=MOST_DOCUMENTS), Tag("batch")],
         Discriminator(shape),
     ]
     encoding_format: Literal["float", "base64"] | None = None

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from balancer.bodies import check_size
 from common.errors import STATUS, ErrorCode, RequestError
 
 LONGEST_COMPLAINT = 300
@@ -104,6 +105,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 def parse(model: type[ModelT], body: bytes) -> ModelT:
     """From JSON. Raises ``ParameterError`` for the first key that is wrong."""
+    check_size(body)
     try:
         return model.model_validate_json(body)
     except ValidationError as error:

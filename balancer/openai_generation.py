@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
+from balancer.bodies import Row
 from balancer.native_requests import MOST_ANSWERS, SamplingOptions, StopText
 from balancer.openai_errors import ParameterError
 from balancer.terms import Priority, Terms
@@ -65,7 +66,7 @@ class GenerationBody(SamplingOptions):
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
     max_tokens: TokenLimit | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: StopText | Annotated[tuple[StopText, ...], Field(max_length=16)] | None = None
+    stop: StopText | Annotated[Row[StopText], Field(max_length=16)] | None = None
 
     grammar: str | None = None
     """In GBNF; its first rule is ``root``."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 from pydantic_core import PydanticKnownError
 
+from balancer.bodies import Items
 from balancer.openai_chat import (
     AllowedChoice,
     AllowedTools,
@@ -132,7 +133,7 @@ class _MessageItem(_Item):
 
 class SystemItem(_MessageItem):
     role: Literal["system", "developer"]
-    content: str | list[InputText]
+    content: str | Items[InputText]
 
     def parts(self) -> list[TextPart]:
         if isinstance(self.content, str):
@@ -142,7 +143,7 @@ class SystemItem(_MessageItem):
 
 class UserItem(_MessageItem):
     role: Literal["user"]
-    content: str | list[UserPart]
+    content: str | Items[UserPart]
 
     def message(self) -> UserMessage:
         if isinstance(self.content, str):
@@ -155,7 +156,7 @@ class SpokenItem(_MessageItem):
     """A message of the model's."""
 
     role: Literal["assistant"]
-    content: str | list[SpokenPart]
+    content: str | Items[SpokenPart]
     phase: Literal["commentary", "final_answer"] | None = None
 
     def parts(self) -> list[AssistantPart]:
@@ -176,8 +177,8 @@ class ReasoningText(Said):
 
 class ReasoningItem(_Item):
     type: Literal["reasoning"]
-    summary: list[SummaryText] | None = None
-    content: list[ReasoningText] | None = None
+    summary: Items[SummaryText] | None = None
+    content: Items[ReasoningText] | None = None
     encrypted_content: str | None = None
     """Of another server: nobody here can read it."""
 
@@ -209,7 +210,7 @@ class FunctionCallItem(_CallItem):
 class FunctionOutputItem(_CallItem):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText]
+    output: str | Items[InputText]
     name: Name | None = None
 
     def message(self) -> ToolMessage:
@@ -286,7 +287,7 @@ class FunctionChoice(Said):
 class AllowedFunctions(Said):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FunctionChoice], Field(min_length=1)]
+    tools: Annotated[Items[FunctionChoice], Field(min_length=1)]
 
     def choice(self) -> AllowedChoice:
         allowed = AllowedTools(mode=self.mode, tools=[tool.choice() for tool in self.tools])
@@ -326,15 +327,15 @@ class Reasoning(Said):
 
 
 class ResponsesRequest(GenerationBody):
-    input: str | list[InputItem]
+    input: str | Items[InputItem]
     instructions: str | None = None
     max_output_tokens: TokenLimit | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Items[FunctionTool] | None = None
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
     reasoning: Reasoning | None = None
-    include: list[Include] | None = None
+    include: Items[Include] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
@@ -371,7 +372,7 @@ class ResponsesRequest(GenerationBody):
 
     @field_validator("tools")
     @classmethod
-    def _each_once(cls, tools: list[FunctionTool] | None) -> list[FunctionTool] | None:
+    def _each_once(cls, tools: Items[FunctionTool] | None) -> list[FunctionTool] | None:
         if len({tool.name for tool in tools or ()}) < len(tools or ()):
             raise ValueError("two tools have the same name")
         return tools

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from balancer.bodies import Items
 from balancer.openai_chat import ChatRequest
 from balancer.openai_completions import Token
 from balancer.openai_errors import ParameterError, parse
@@ -81,7 +82,7 @@ def parse_text(body: bytes) -> ContentToTokenize | PromptToTokenize | ChatToToke
 
 class TokensToText(Said):
     model: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    tokens: list[Token]
+    tokens: Items[Token]
 
     def frame(self, request_id: RequestId) -> Detokenize:
         return Detokenize(request_id, tuple(map(TokenId, self.tokens)))

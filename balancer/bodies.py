@@ -1,0 +1,33 @@
+"""Reading clients' JSON so that nobody's holds up the others. No I/O here.
+
+pydantic lists all that is wrong with a body, some microseconds for each fault, and nothing else can
+run meanwhile: millions of faults, of two bytes each, took half a minute.
+"""
+
+import re
+from typing import Annotated, TypeAlias, TypeVar
+
+from pydantic import Field
+
+from common.errors import ErrorCode, RequestError
+
+ItemT = TypeVar("ItemT")
+
+Items: TypeAlias = Annotated[list[ItemT], Field(fail_fast=True)]
+"""A list of which only the first wrong item is told."""
+
+Row: TypeAlias = Annotated[tuple[ItemT, ...], Field(fail_fast=True)]
+"""The same as a tuple."""
+
+MOST_KEYS = 50_000
+"""Of all objects in a body together."""
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+
+
+def check_size(body: bytes) -> None:
+    """Raises ``RequestError`` if it has more keys than can be checked while others wait."""
+    if body.count(b":") > MOST_KEYS and _STRING.sub(b"", body).count(b":") > MOST_KEYS:
+        raise RequestError(
+            ErrorCode.BODY_TOO_LARGE, f"the body has more than {MOST_KEYS} keys in its objects"
+        )
