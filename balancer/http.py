@@ -7,9 +7,10 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
@@ -40,17 +41,34 @@ BURST_PAUSE = 0.01
 
 
 async def paced(lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The same, with pauses: Serve sends all that waits in one message to its proxy, and breaks the
-    answer if that is larger than 4 MiB.
+    """The same, in pieces and with pauses: Serve sends all that waits in one message to its proxy, and
+    breaks the answer if that is larger than 4 MiB.
     """
     burst = 0
     async with aclosing(lines):
         async for line in lines:
-            yield line
-            burst += len(line)
-            if burst > LARGEST_BURST:
-                burst = 0
-                await asyncio.sleep(BURST_PAUSE)
+            for start in range(0, len(line), LARGEST_BURST):
+                piece = line[start : start + LARGEST_BURST]
+                yield piece
+                burst += len(piece)
+                if burst >= LARGEST_BURST:
+                    burst = 0
+                    await asyncio.sleep(BURST_PAUSE)
+
+
+async def _alone(line: bytes) -> AsyncGenerator[bytes, None]:
+    yield line
+
+
+def json_answer(
+    value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    body = msgspec.json.encode(value)
+    if len(body) < LARGEST_BURST:
+        return Response(body, status, headers, "application/json")
+    answer = ClosingStream(paced(_alone(body)), "application/json", headers)
+    answer.headers["content-length"] = str(len(body))
+    return answer
 
 
 class OwnOrigin:
@@ -117,7 +135,8 @@ class KeyHolders:
             await WebSocketClose(1008, error.message)(scope, receive, send)
         elif scope["path"].startswith("/v1/"):
             told = refusal(error)
-            await JSONResponse(told.body, told.status, headers)(scope, receive, send)
+            answer = json_answer(told.body, status=told.status, headers=headers)
+            await answer(scope, receive, send)
         else:
             answer = PlainTextResponse(f"{error.message}\n", STATUS[error.code], headers)
             await answer(scope, receive, send)

@@ -13,12 +13,12 @@ from typing import Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from balancer.balancer import Balancer, new_id
 from balancer.batch import Batch
 from balancer.exchange import Told
-from balancer.http import ClosingStream, paced, read_body, unless_gone
+from balancer.http import ClosingStream, json_answer, paced, read_body, unless_gone
 from balancer.native_requests import answers, chunks, embed, encode_request
 from balancer.openai_chat import ChatRequest, chat_frame
 from balancer.openai_completions import CompletionRequest
@@ -142,13 +142,13 @@ class OpenAI:
 
     async def models(self, _request: Request) -> Response:
         data = [self._model(names) for names in self._balancer.models]
-        return JSONResponse({"object": "list", "data": data})
+        return json_answer({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
         self._balancer.check_model(name)
         names = next(names for names in self._balancer.models if name in names)
-        return JSONResponse(self._model(names) | {"id": name})
+        return json_answer(self._model(names) | {"id": name})
 
     def _model(self, names: Sequence[str]) -> Json:
         agents = (a for a in self._balancer.agents if names[0] in a.status.model_names)
@@ -237,13 +237,13 @@ class OpenAI:
         params = parse_text(await read_body(request))
         event = await self._consult(request, params.frame, params.model)
         assert isinstance(event, Tokenized)
-        return JSONResponse(tokenized(event, tells_pieces=params.tells_pieces))
+        return json_answer(tokenized(event, tells_pieces=params.tells_pieces))
 
     async def detokenize(self, request: Request) -> Response:
         params = parse(TokensToText, await read_body(request))
         event = await self._consult(request, params.frame, params.model)
         assert isinstance(event, Detokenized)
-        return JSONResponse(detokenized(event))
+        return json_answer(detokenized(event))
 
     async def _consult(
         self,
@@ -351,7 +351,7 @@ class OpenAI:
             await unless_gone(request, _read(batch, answer))
         finally:
             batch.cancel()
-        return JSONResponse(answer.object(), headers={"x-request-id": batch.name})
+        return json_answer(answer.object(), headers={"x-request-id": batch.name})
 
     def _begin(self, request: Request, frames: Mapping[RequestId, bytes], terms: Terms) -> Batch:
         """As many at once as there are slots, so that a large batch leaves room in the buffer."""
@@ -438,4 +438,4 @@ def _refused(
     told = refusal(error, parameters)
     name = getattr(request.state, "request_id", None)
     headers = told.headers if name is None else {**told.headers, "x-request-id": name}
-    return JSONResponse(told.body, status_code=told.status, headers=headers)
+    return json_answer(told.body, status=told.status, headers=headers)

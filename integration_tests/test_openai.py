@@ -462,3 +462,13 @@ def test_a_response_that_cannot_be_is_refused_by_name(client: Client) -> None:
         client.responses.create(model=MODEL, input="a", previous_response_id="resp_1")
 
     assert caught.value.param == "previous_response_id"
+
+
+def test_an_answer_of_many_megabytes_comes_whole(embedding: Client) -> None:
+    """More than Serve sends in one message."""
+    raw = embedding.with_raw_response.embeddings.create(
+        model=MODEL, input=["word"] * 600, encoding_format="float"
+    )
+
+    assert len(raw.content) > 5 * 2**20
+    assert len(json.loads(raw.content)["data"]) == 600

@@ -10,7 +10,7 @@ from starlette.websockets import WebSocketDisconnect
 from balancer import http
 from balancer.app import create_app
 from balancer.balancer import Balancer
-from balancer.http import ClosingStream, paced
+from balancer.http import ClosingStream, json_answer, paced
 from balancer.keys import Keys
 
 SCOPE: Scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
@@ -95,6 +95,28 @@ async def test_what_is_paced_is_closed_with_it() -> None:
     await stream.aclose()
 
     assert closed == [True]
+
+
+async def test_a_large_answer_goes_out_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve breaks messages that are larger than 4 MiB."""
+    monkeypatch.setattr(http, "LARGEST_BURST", 5)
+    monkeypatch.setattr(http, "BURST_PAUSE", 0.0)
+    sent: list[Message] = []
+
+    async def forever() -> Message:
+        return await asyncio.get_running_loop().create_future()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await json_answer(["a text", 5], headers={"x-name": "n"})(SCOPE, forever, send)
+
+    start, *pieces = sent
+    body = b"".join(piece.get("body", b"") for piece in pieces)
+    assert max(len(piece.get("body", b"")) for piece in pieces) == 5
+    assert body == b'["a text",5]'
+    assert dict(start["headers"])[b"content-length"] == b"12"
+    assert dict(start["headers"])[b"x-name"] == b"n"
 
 
 # Keys
