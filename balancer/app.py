@@ -52,7 +52,9 @@ def create_app(
                 CORSMiddleware,
                 allow_origins=origins,
                 allow_methods=["DELETE", "GET", "POST", "PUT", "OPTIONS"],
-                allow_headers=["Accept", "Authorization", "Content-Type"],
+                # Clients add headers of their own, and the pages are named one by one.
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
                 max_age=3600,
             ),
             *([Middleware(KeyHolders, keys=keys)] if keys is not None else []),

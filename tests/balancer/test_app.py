@@ -42,7 +42,7 @@ async def test_a_page_that_is_allowed_may_ask_and_read(open_to_a_page: str) -> N
             headers={
                 "origin": PAGE,
                 "access-control-request-method": "PUT",
-                "access-control-request-headers": "content-type",
+                "access-control-request-headers": "authorization, content-type, x-stainless-os",
             },
         )
         read = await client.get("/api/v1/agents", headers={"origin": PAGE})
@@ -53,7 +53,8 @@ async def test_a_page_that_is_allowed_may_ask_and_read(open_to_a_page: str) -> N
     methods = asked.headers["access-control-allow-methods"].split(", ")
     assert set(methods) == {"DELETE", "GET", "POST", "PUT", "OPTIONS"}
     allowed = asked.headers["access-control-allow-headers"].split(", ")
-    assert {"Accept", "Authorization", "Content-Type"} <= set(allowed)
+    assert {"authorization", "content-type", "x-stainless-os"} <= set(allowed)
+    assert "x-request-id" in read.headers["access-control-expose-headers"]
     assert read.headers["access-control-allow-origin"] == PAGE
 
 
