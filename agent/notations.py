@@ -1,6 +1,6 @@
 """How the calls of each family of models are written, so that its reader reads them. Data, nothing else.
 
-``agent.answer_grammar`` makes grammars of it. The facts are those of the models' own templates, which
+``agent.call_rules`` makes grammars of it. The facts are those of the models' own templates, which
 llama.cpp collects in ``models/templates``.
 """
 
