@@ -78,7 +78,7 @@ class OutputFormat:
         make_id: Callable[[], str] = make_call_id,
     ) -> OutputParser:
         """For one answer whose calls are told while they are written, and not checked."""
-        start = self._start(prompt)
+        start = self.entry(prompt)
         stream = None
         if self.read is not None:
             stream = CallStream(self.read, tools, most_calls=most_calls, make_id=make_id)
@@ -90,11 +90,6 @@ class OutputFormat:
             tools=None,
             call_stream=stream,
         )
-
-    def _start(self, prompt: str) -> str | None:
-        """The state in which an answer to it begins; None: it begins at the beginning."""
-        ending = prompt[-256:].rstrip()
-        return next((state for end, state in self.entries if ending.endswith(end)), None)
 
 
 def _tagged(
