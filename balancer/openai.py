@@ -21,6 +21,8 @@ from balancer.exchange import Told
 from balancer.http import ClosingStream, json_answer, paced, read_body, unless_gone
 from balancer.native_requests import answers, chunks, embed, encode_request
 from balancer.openai_chat import ChatRequest, chat_frame
+from balancer.openai_chat_results import ChatAnswer, ChatStream
+from balancer.openai_completion_results import CompletionAnswer, Completions, CompletionStream
 from balancer.openai_completions import CompletionRequest
 from balancer.openai_embeddings import EmbeddingAnswer, EmbeddingRequest
 from balancer.openai_errors import PARAMETERS, parse, refusal
@@ -28,14 +30,7 @@ from balancer.openai_generation import GenerationBody
 from balancer.openai_models import model_object
 from balancer.openai_response_events import ResponseAnswer, ResponseHead, ResponseStream
 from balancer.openai_responses import ResponsesRequest
-from balancer.openai_results import (
-    ChatAnswer,
-    ChatStream,
-    CompletionAnswer,
-    CompletionStream,
-    Head,
-    Json,
-)
+from balancer.openai_results import Head, Json
 from balancer.openai_tokens import TokensToText, detokenized, parse_text, tokenized
 from balancer.terms import Terms
 from common.errors import ErrorCode, RequestError
@@ -199,15 +194,13 @@ class OpenAI:
                 frames[frame.request_id] = encode_request(frame)
                 prompts[frame.request_id] = n
         head = self._head("cmpl", "text_completion", ids[0], params)
-        echoes = params.echoes()
-        tells_logprobs = params.alternatives is not None
+        completions = Completions(
+            head, prompts, params.echoes(), tells_logprobs=params.alternatives is not None
+        )
         if params.streams:
-            stream = CompletionStream(
-                head, prompts, echoes, tells_logprobs=tells_logprobs, tells_usage=params.tells_usage
-            )
+            stream = CompletionStream(completions, tells_usage=params.tells_usage)
             return await self._stream(request, frames, params.terms, ChunkStream(stream))
-        answer = CompletionAnswer(head, prompts, echoes, tells_logprobs=tells_logprobs)
-        return await self._whole(request, frames, params.terms, answer)
+        return await self._whole(request, frames, params.terms, CompletionAnswer(completions))
 
     async def embeddings(self, request: Request) -> Response:
         params = parse(EmbeddingRequest, await read_body(request))

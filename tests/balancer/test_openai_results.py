@@ -15,18 +15,9 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from balancer.exchange import Timing, Told
-from balancer.openai_results import (
-    FINGERPRINT,
-    ChatAnswer,
-    ChatStream,
-    CompletionAnswer,
-    CompletionStream,
-    Head,
-    Json,
-    Tally,
-    chat_logprobs,
-    finish_reason,
-)
+from balancer.openai_chat_results import ChatAnswer, ChatStream
+from balancer.openai_completion_results import CompletionAnswer, Completions, CompletionStream
+from balancer.openai_results import FINGERPRINT, Head, Json, Tally, chat_logprobs, finish_reason
 from common.ids import RequestId, TokenId
 from common.messages import (
     Finished,
@@ -395,7 +386,9 @@ def completion_object(
     echoes: Sequence[str] = ("",),
     tells_logprobs: bool = False,
 ) -> Json:
-    answer = CompletionAnswer(TEXT, prompts or {A: 0}, echoes, tells_logprobs=tells_logprobs)
+    answer = CompletionAnswer(
+        Completions(TEXT, prompts or {A: 0}, echoes, tells_logprobs=tells_logprobs)
+    )
     for told in events:
         answer.take(told)
     return official_json(answer.object())
@@ -408,9 +401,8 @@ def completion_chunks(
     tells_logprobs: bool = False,
     tells_usage: bool = False,
 ) -> list[Json]:
-    stream = CompletionStream(
-        TEXT, prompts or {A: 0}, echoes, tells_logprobs=tells_logprobs, tells_usage=tells_usage
-    )
+    completions = Completions(TEXT, prompts or {A: 0}, echoes, tells_logprobs=tells_logprobs)
+    stream = CompletionStream(completions, tells_usage=tells_usage)
     return [official_json(chunk) for told in events for chunk in stream.chunks(told)]
 
 
