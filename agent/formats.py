@@ -48,6 +48,12 @@ class OutputFormat:
         ending = prompt[-256:].rstrip()
         return next((state for end, state in self.entries if ending.endswith(end)), None)
 
+    def without_reasoning(self, prompt: str) -> str:
+        """Some templates let every answer begin in a section of reasoning: here it is closed again."""
+        if self.reasoning is None or self.entry(prompt) != "reasoning":
+            return prompt
+        return f"{prompt.rstrip()}\n\n{self.reasoning.closes[0]}\n\n"
+
     def parser(
         self,
         *,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from agent.output_parser import OutputParser, Told
+from agent.output_parser import OutputParser, Run, Told
 from agent.text import TextStream
 from common.messages import Segment, TokenClass, ToolCallDelta, ToolCallResult
 
@@ -26,8 +26,12 @@ class Output:
 class OutputStream:
     """One answer, token by token. ``feed`` until ``stopped``; ``flush`` once at the end."""
 
-    def __init__(self, parser: OutputParser, *, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, parser: OutputParser, *, stop: Sequence[str] = (), is_calls: bool = False
+    ) -> None:
+        """``is_calls``: the answer must be calls, so that nothing in it is content."""
         self._parser = parser
+        self._is_calls = is_calls
         self._characters = TextStream()
         self._visible = TextStream(stop)
         self._has_stop = any(stop)
@@ -63,13 +67,15 @@ class OutputStream:
         self._read += len(text)
         return self._take(self._parser.feed(self._without_stop(text)))
 
-    def flush(self) -> Output:
-        """The stream ends here: what was held back is told, and open sections are closed."""
+    def flush(self, *, is_cut: bool = False) -> Output:
+        """The stream ends here: what was held back is told, and open sections are closed. ``is_cut``:
+        the model would have gone on.
+        """
         text = self._without_stop(self._characters.flush())
         if self._has_stop:
             text += self._visible.flush()
         told = self._parser.feed(text)
-        last = self._parser.flush()
+        last = self._parser.flush(is_cut=is_cut)
         return self._take(
             Told(
                 [*told.runs, *last.runs],
@@ -81,12 +87,17 @@ class OutputStream:
     def _without_stop(self, text: str) -> str:
         return self._visible.feed(text.encode()) if self._has_stop else text
 
+    def _is_hidden(self, run: Run) -> bool:
+        """White space before a call, or the beginning of a mark that was cut."""
+        return self._is_calls and run.token_class in (TokenClass.CONTENT, TokenClass.UNDETERMINABLE)
+
     def _take(self, told: Told) -> Output:
         for run in told.runs:
             self._settled += run.length
             while self._pending and self._pending[0][0] < self._settled:
                 self._counts[run.token_class] += self._pending.popleft()[1]
-        shown = groupby((run for run in told.runs if run.text), key=lambda run: run.token_class)
+        runs = (run for run in told.runs if run.text and not self._is_hidden(run))
+        shown = groupby(runs, key=lambda run: run.token_class)
         segments = [
             Segment(token_class, "".join(run.text for run in group)) for token_class, group in shown
         ]

@@ -157,6 +157,8 @@ class OutputParser:
         """Of the section of tool calls that is open, if it is to be read: marks with what follows."""
         self._call_stream = call_stream
         self._streams_section = False
+        self._section_has_mark = False
+        """Something hidden has opened it, so what is in it cannot be text."""
         are_unknown = tools is not None and read is None
         self._unknown: list[str] | None = [] if are_unknown else None
         """What could be tool calls in a format that is not known."""
@@ -191,8 +193,10 @@ class OutputParser:
         self._held = text[at:]
         return self._told()
 
-    def flush(self) -> Told:
-        """The stream ends here: what was held back is text, and open sections are closed."""
+    def flush(self, *, is_cut: bool = False) -> Told:
+        """The stream ends here: what was held back is text, and open sections are closed. ``is_cut``:
+        the model would have gone on.
+        """
         held: str = self._held
         self._held = ""
         match self._state:
@@ -207,7 +211,7 @@ class OutputParser:
                 pass
         if self._undecided:
             self._hide(self.token_class, 0)
-        self._close_section()
+        self._close_section(is_cut=is_cut)
         if self._unknown is not None:
             text = "".join(self._unknown)
             if text.strip(SPACE):
@@ -345,7 +349,9 @@ class OutputParser:
 
     def _begin_part(self, mark: str) -> None:
         if self._call_stream is not None:
-            self._streams_section = True
+            if not self._streams_section:
+                self._streams_section = True
+                self._section_has_mark = bool(mark)
             self._call_stream.begin(mark)
             return
         if self._tools is None:
@@ -354,10 +360,12 @@ class OutputParser:
             self._parts = []
         self._parts.append((mark, []))
 
-    def _close_section(self) -> None:
+    def _close_section(self, *, is_cut: bool = False) -> None:
         if self._streams_section and self._call_stream is not None:
             self._streams_section = False
             instead = self._call_stream.end()
+            if is_cut and self._section_has_mark:
+                return  # the beginning of a call
             if instead:  # its characters have been counted as what they were taken for
                 self._runs.append(Run(TokenClass.CONTENT, 0, instead))
             return

@@ -153,7 +153,11 @@ class Preparer:
             tokens,
             request.max_tokens,
             sampler,
-            OutputStream(_parser(rendered), stop=request.stop),
+            OutputStream(
+                _parser(rendered),
+                stop=request.stop,
+                is_calls=bool(rendered.conversation and rendered.conversation.must_call),
+            ),
             self._marks_of(rendered.format),
             request.cache_salt,
             request.cache_prompt,
@@ -287,7 +291,10 @@ class Preparer:
                 if form is self._told_format:
                     takes_system = self._compiled.takes_system
                     seen = with_tools_in_words(conversation, takes_system=takes_system)
-                return RenderedPrompt(self._compiled.render(seen), form, conversation)
+                text = self._compiled.render(seen)
+                if not conversation.enable_thinking:
+                    text = form.without_reasoning(text)
+                return RenderedPrompt(text, form, conversation)
 
 
 def _parser(rendered: RenderedPrompt) -> OutputParser:

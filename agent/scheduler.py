@@ -426,7 +426,7 @@ class Scheduler:
             effects += self._finish(request, FinishReason.LENGTH)
 
     def _finish(self, request: ActiveRequest, reason: FinishReason) -> list[Effect]:
-        told = request.output.flush()
+        told = request.output.flush(is_cut=reason is FinishReason.LENGTH)
         effects: list[Effect] = [
             *(ToolCallsEnded(request.request_id, result) for result in told.results),
             Finished(request.request_id, reason, request.usage, told.segments, told.calls),

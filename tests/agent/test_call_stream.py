@@ -25,11 +25,13 @@ TOOLS = Tools([{"type": "function", "function": {"name": name}} for name in NAME
 """Nothing is invalid: whatever a reader finds is a result."""
 
 
-def stream(family: str, *, prompt: str = "", most_calls: int = MOST_CALLS) -> OutputStream:
+def stream(
+    family: str, *, prompt: str = "", most_calls: int = MOST_CALLS, is_calls: bool = False
+) -> OutputStream:
     parser = FORMATS[family].streaming_parser(
         prompt=prompt, tools=TOOLS, most_calls=most_calls, make_id=made_ids()
     )
-    return OutputStream(parser)
+    return OutputStream(parser, is_calls=is_calls)
 
 
 def made_ids() -> Any:
@@ -389,3 +391,32 @@ def test_nesting_without_end_does_no_harm():
 
     (call,) = put_together(told)
     assert call == ("clock", '{"a": ' + "[" * 100_000)
+
+
+CUT = '<tool_call>\n{"name": "clo'
+
+
+def test_what_a_cut_leaves_of_a_call_is_not_shown() -> None:
+    cut, ended = stream("hermes"), stream("hermes")
+    cut.feed(CUT.encode())
+    ended.feed(CUT.encode())
+
+    assert shown([cut.flush(is_cut=True)]) == {}
+    assert (
+        "clo" in shown([ended.flush()])["content"]
+    )  # the model has left it at that: it is an answer
+
+
+def test_a_cut_answer_that_only_looks_like_a_call_is_shown() -> None:
+    output = stream("llama")
+    told = [output.feed(b'{"name": "So'), output.flush(is_cut=True)]
+
+    assert shown(told) == {"content": '{"name": "So'}
+
+
+@pytest.mark.parametrize("length", [3, 9, len(CUT)])
+def test_an_answer_that_must_be_calls_has_no_content(length: int) -> None:
+    output = stream("hermes", is_calls=True)
+    told = [output.feed(b"  \n"), output.feed(CUT[:length].encode()), output.flush(is_cut=True)]
+
+    assert shown(told) == {}

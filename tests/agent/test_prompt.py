@@ -173,7 +173,7 @@ THINKING = "{{ messages[0].content }}{% if add_generation_prompt %}<think>{% end
 
 def test_the_template_says_how_reasoning_is_told_apart() -> None:
     prepared = preparer(template=THINKING, context=64).prepare_prompt(
-        request(Conversation((ChatMessage("user", "a"),)))
+        request(Conversation((ChatMessage("user", "a"),), enable_thinking=True))
     )
 
     told = [prepared.output.feed(piece) for piece in (b"so", b"</think>", b"yes")]
@@ -489,3 +489,16 @@ def test_marks_of_calls_are_fed_as_text_where_tools_are_told_in_words() -> None:
 
     assert prepare(request(offered)).marks == {MarkedVocabulary.MARK: b"<tool_call>"}
     assert prepare(request(Conversation(offered.messages))).marks == {}
+
+
+def test_a_template_that_always_opens_reasoning_is_closed_for_who_wants_none() -> None:
+    prepare = preparer(context=64, template="{{ messages[0].content }}<think>\n{# </think> #}")
+    messages = (ChatMessage("user", "a"),)
+
+    thinking = prepare.prepare_prompt(request(Conversation(messages, enable_thinking=True)))
+    plain = prepare.prepare_prompt(request(Conversation(messages)))
+
+    assert bytes(thinking.prompt).endswith(b"<think>\n")
+    assert thinking.output.feed(b"so").segments == (Segment(TokenClass.REASONING, "so"),)
+    assert bytes(plain.prompt).endswith(b"<think>\n\n</think>\n\n")
+    assert plain.output.feed(b"so").segments == content("so")
