@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from balancer.exchange import Timing, Told
 from balancer.openai_results import (
+    ChatLogprobs,
     Head,
     Json,
     Tally,
-    chat_logprobs,
     content_of,
     finish_reason,
     reasoning_of,
@@ -43,6 +43,7 @@ class ChatStream:
         self._tells_usage = tells_usage
         self._begun: set[int] = set()
         self._called: set[int] = set()
+        self._logprobs = {index: ChatLogprobs() for index in indices.values()}
         self._tally = Tally(dict.fromkeys(indices, 0))
 
     def chunks(self, told: Told) -> list[Json]:
@@ -56,16 +57,16 @@ class ChatStream:
             deltas.append({"role": "assistant", "content": ""})
         if reasoning := reasoning_of(event.segments):
             deltas.append({"reasoning_content": reasoning})
-        logprobs = chat_logprobs(event) if isinstance(event, TokenGenerated) else []
-        content = content_of(event.segments)
-        if content or logprobs:
-            deltas.append({"content": content})
+        chunks = [self._chunk(index, delta) for delta in deltas]
+        logprobs = self._logprobs[index].of(event)
+        if content := content_of(event.segments):
+            chunks.append(self._chunk(index, {"content": content}))
+            if logprobs:
+                chunks[-1]["choices"][0]["logprobs"] = {"content": logprobs, "refusal": None}
         if event.calls:
             self._called.add(index)
-            deltas.append({"tool_calls": [_call_delta(delta) for delta in event.calls]})
-        chunks = [self._chunk(index, delta) for delta in deltas]
-        if logprobs:
-            chunks[-1]["choices"][0]["logprobs"] = {"content": logprobs, "refusal": None}
+            calls = [_call_delta(delta) for delta in event.calls]
+            chunks.append(self._chunk(index, {"tool_calls": calls}))
         if isinstance(event, Finished):
             chunks += self._end(index, event, told.timing)
         return chunks
@@ -95,6 +96,7 @@ class _Answer:
     reasoning: list[str] = field(default_factory=list[str])
     calls: dict[int, Json] = field(default_factory=dict[int, Json])
     logprobs: list[Json] = field(default_factory=list[Json])
+    shown: ChatLogprobs = field(default_factory=ChatLogprobs)
     reason: FinishReason = FinishReason.STOP
 
     def take_call(self, delta: ToolCallDelta) -> None:
@@ -128,9 +130,8 @@ class ChatAnswer:
         answer.reasoning.append(reasoning_of(event.segments))
         for delta in event.calls:
             answer.take_call(delta)
-        if isinstance(event, TokenGenerated):
-            answer.logprobs += chat_logprobs(event)
-        else:
+        answer.logprobs += answer.shown.of(event)
+        if isinstance(event, Finished):
             answer.reason = event.reason
             self._tally.add(event, told.timing)
 

@@ -13,6 +13,7 @@ from balancer.openai_results import (
     finish_reason,
     text_of,
 )
+from balancer.shown_logprobs import ShownLogprobs
 from common.ids import RequestId
 from common.messages import (
     Finished,
@@ -34,9 +35,16 @@ class _TextLogprobs:
     logprobs: list[float] = field(default_factory=list[float])
     tops: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
     offsets: list[int] = field(default_factory=list[int])
+    _shown: ShownLogprobs = field(default_factory=ShownLogprobs)
     _decoder: IncrementalDecoder = field(default_factory=partial(_Decoder, errors="replace"))
 
-    def take(self, logprobs: Logprobs) -> None:
+    def take(self, event: TokenGenerated | Finished) -> None:
+        if isinstance(event, TokenGenerated) and event.logprobs is not None:
+            self._shown.take(event.logprobs)
+        for each in self._shown.shown(text_of(event.segments)):
+            self._tell(each)
+
+    def _tell(self, logprobs: Logprobs) -> None:
         self.tokens.append(logprobs.chosen.piece.decode(errors="replace"))
         self.logprobs.append(logprobs.chosen.logprob)
         told = (*logprobs.top, logprobs.chosen)
@@ -81,8 +89,8 @@ class Completions:
 
     def text(self, event: TokenGenerated | Finished) -> str:
         logprobs = self._logprobs[event.request_id]
-        if isinstance(event, TokenGenerated) and logprobs is not None and event.logprobs:
-            logprobs.take(event.logprobs)
+        if logprobs is not None:
+            logprobs.take(event)
         return self._echoes.pop(event.request_id, "") + text_of(event.segments)
 
     def choice(self, request_id: RequestId, text: str, reason: str | None) -> Json:
@@ -106,8 +114,7 @@ class CompletionStream:
             return []
         text = completions.text(event)
         if isinstance(event, TokenGenerated):
-            has_logprobs = event.logprobs is not None
-            return [self._chunk(event.request_id, text)] if text or has_logprobs else []
+            return [self._chunk(event.request_id, text)] if text else []
         completions.tally.add(event, told.timing)
         reason = finish_reason(event.reason, called=False)
         chunks = [self._chunk(event.request_id, text, reason)]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from balancer.exchange import Timing, Told
 from balancer.openai_errors import OPENAI_STATUS
-from balancer.openai_results import Json, Tally, chat_logprobs
+from balancer.openai_results import ChatLogprobs, Json, Tally
 from common.errors import ErrorCode, RequestError
 from common.messages import (
     Finished,
@@ -224,6 +224,7 @@ class ResponseStream:
         self._held: list[str] = []
         """White space with which an item may begin, or that only stands between two."""
         self._held_kind: type[_TextItem] = _Message
+        self._shown_logprobs = ChatLogprobs()
         self._logprobs: list[Json] = []
         """Of tokens that have shown nothing yet: the message's own, or of marks around it."""
         self._status = "in_progress"
@@ -237,8 +238,7 @@ class ResponseStream:
         event = told.event
         if not isinstance(event, TokenGenerated | Finished):
             return []
-        if isinstance(event, TokenGenerated):
-            self._logprobs += chat_logprobs(event)
+        self._logprobs += self._shown_logprobs.of(event)
         events: list[Event] = []
         for piece in _pieces(event):
             match piece:

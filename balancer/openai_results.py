@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from balancer.exchange import Timing
+from balancer.shown_logprobs import ShownLogprobs
 from common.ids import RequestId
 from common.messages import (
     Finished,
     FinishReason,
+    Logprobs,
     Segment,
     TokenClass,
     TokenGenerated,
@@ -137,10 +139,12 @@ def _ms(seconds: float) -> float:
 # What one event adds to an answer
 
 
+CONTENT = (TokenClass.CONTENT, TokenClass.UNDETERMINABLE)
+"""OpenAI has no word for undeterminable text."""
+
+
 def content_of(segments: Sequence[Segment]) -> str:
-    """Undeterminable text is content: OpenAI has no word for it."""
-    shown = (TokenClass.CONTENT, TokenClass.UNDETERMINABLE)
-    return "".join(segment.text for segment in segments if segment.token_class in shown)
+    return "".join(segment.text for segment in segments if segment.token_class in CONTENT)
 
 
 def reasoning_of(segments: Sequence[Segment]) -> str:
@@ -152,15 +156,26 @@ def text_of(segments: Sequence[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
 
-def chat_logprobs(event: TokenGenerated) -> list[Json]:
-    """Of the content's tokens only; a token that shows nothing yet is one of them."""
-    hidden = (TokenClass.REASONING, TokenClass.TOOL_CALL)
-    if event.logprobs is None or event.calls:
-        return []
-    if event.segments and all(segment.token_class in hidden for segment in event.segments):
-        return []
-    told = _logprob(event.logprobs.chosen)
-    return [{**told, "top_logprobs": [_logprob(each) for each in event.logprobs.top]}]
+class ChatLogprobs:
+    """Of one answer: those of the tokens of its content, told with their text."""
+
+    def __init__(self) -> None:
+        self._shown = ShownLogprobs()
+
+    def of(self, event: TokenGenerated | Finished) -> list[Json]:
+        if isinstance(event, TokenGenerated):
+            if event.logprobs is None:
+                return []
+            self._shown.take(event.logprobs)
+        told: list[Logprobs] = []
+        for segment in event.segments:
+            shown = self._shown.shown(segment.text)
+            if segment.token_class in CONTENT:
+                told += shown
+        return [
+            {**_logprob(each.chosen), "top_logprobs": [_logprob(other) for other in each.top]}
+            for each in told
+        ]
 
 
 def _logprob(each: TokenLogprob) -> Json:

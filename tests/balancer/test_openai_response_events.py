@@ -63,11 +63,16 @@ def thought(text: str) -> tuple[Segment, ...]:
 
 
 def token(
-    *segments: Segment, calls: Sequence[ToolCallDelta] = (), logprob: float | None = None
+    *segments: Segment,
+    calls: Sequence[ToolCallDelta] = (),
+    logprob: float | None = None,
+    piece: bytes | None = None,
 ) -> Told:
+    """``piece``: the token's own bytes, if they are not what is shown."""
     logprobs = None
     if logprob is not None:
-        chosen = TokenLogprob(TokenId(1), logprob, b"x")
+        shown = "".join(segment.text for segment in segments).encode()
+        chosen = TokenLogprob(TokenId(1), logprob, shown if piece is None else piece)
         logprobs = Logprobs(chosen, (chosen,))
     return Told("a", TokenGenerated(ID, TokenId(1), segments, logprobs, tuple(calls)))
 
@@ -417,12 +422,12 @@ def test_text_of_an_unknown_format_is_a_message() -> None:
 def test_log_probabilities_are_those_of_the_messages_tokens() -> None:
     told = (
         token(*thought("Hm."), logprob=-1.0),
-        token(logprob=-2.0),  # the mark behind it
+        token(logprob=-2.0, piece=b"</think>"),
         token(*thought("!"), logprob=-2.5),
         token(*content("It "), logprob=-3.0),
-        token(logprob=-4.0),  # half a character
-        token(*content("é"), logprob=-5.0),
-        token(logprob=-6.0),
+        token(logprob=-4.0, piece="é".encode()[:1]),
+        token(*content("é"), logprob=-5.0, piece="é".encode()[1:]),
+        token(logprob=-6.0, piece=b"a stop text"),
         end(),
     )
 
@@ -434,9 +439,8 @@ def test_log_probabilities_are_those_of_the_messages_tokens() -> None:
     assert [[each["logprob"] for each in e["logprobs"]] for e in deltas] == [
         [-3.0],
         [-4.0, -5.0],
-        [-6.0],
     ]
-    assert [each["logprob"] for each in done["logprobs"]] == [-3.0, -4.0, -5.0, -6.0]
+    assert [each["logprob"] for each in done["logprobs"]] == [-3.0, -4.0, -5.0]
     assert part["logprobs"] == done["logprobs"]
     assert part["logprobs"][0] == {
         "token": "x",

@@ -17,7 +17,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from balancer.exchange import Timing, Told
 from balancer.openai_chat_results import ChatAnswer, ChatStream
 from balancer.openai_completion_results import CompletionAnswer, Completions, CompletionStream
-from balancer.openai_results import FINGERPRINT, Head, Json, Tally, chat_logprobs, finish_reason
+from balancer.openai_results import FINGERPRINT, ChatLogprobs, Head, Json, Tally, finish_reason
 from common.ids import RequestId, TokenId
 from common.messages import (
     Finished,
@@ -336,39 +336,36 @@ def test_usage_is_told_once_after_the_last_answer_of_a_stream(n: int) -> None:
     [
         ([(CONTENT, "a")], True),
         ([(UNDETERMINABLE, "a")], True),
-        ([], True),
+        ([], False),
         ([(REASONING, "a")], False),
         ([(TOOL_CALL, "a")], False),
-        ([(REASONING, "a"), (TOOL_CALL, "b")], False),
-        ([(REASONING, "a"), (CONTENT, "b")], True),
     ],
 )
 def test_log_probabilities_are_those_of_the_contents_tokens(
     segments: list[tuple[TokenClass, str]], told: bool
 ) -> None:
-    logprobs = Logprobs(logprob(b"\xc3", -1.5), (logprob(b"b", -0.5), logprob(b"\xc3", -1.5)))
+    logprobs = Logprobs(logprob(b"a", -1.5), (logprob(b"b", -0.5), logprob(b"a", -1.5)))
     event = token(*segments, logprobs=logprobs).event
     assert isinstance(event, TokenGenerated)
 
-    chosen = {"token": "�", "bytes": [0xC3], "logprob": -1.5}
+    chosen = {"token": "a", "bytes": [ord("a")], "logprob": -1.5}
     other = {"token": "b", "bytes": [ord("b")], "logprob": -0.5}
-    assert chat_logprobs(event) == ([{**chosen, "top_logprobs": [other, chosen]}] if told else [])
+    expected = [{**chosen, "top_logprobs": [other, chosen]}] if told else []
+    assert ChatLogprobs().of(event) == expected
 
 
-def test_a_token_of_a_call_has_no_log_probability() -> None:
-    event = token(
-        logprobs=Logprobs(logprob(b"a"), ()), calls=(ToolCallDelta(0, "", "c", "f"),)
-    ).event
-    assert isinstance(event, TokenGenerated)
+def test_log_probabilities_come_with_the_text_that_was_held_back() -> None:
+    events = [
+        token(logprobs=Logprobs(logprob(b"ab"), ())),
+        token((CONTENT, "abcd"), logprobs=Logprobs(logprob(b"cd"), ())),
+        token(logprobs=Logprobs(logprob(b"stop"), ())),
+        end(),
+    ]
+    chunks = chat_chunks(*events)
 
-    assert chat_logprobs(event) == []
-
-
-def test_the_log_probability_of_a_token_that_shows_nothing_is_told() -> None:
-    chunks = chat_chunks(token(logprobs=Logprobs(logprob(b"a"), ())))
-
-    assert deltas(chunks) == [{"role": "assistant", "content": ""}, {"content": ""}]
-    assert [chunk["choices"][0]["logprobs"] is None for chunk in chunks] == [True, False]
+    told = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    tokens = [[each["token"] for each in logprobs["content"]] for logprobs in told if logprobs]
+    assert tokens == [["ab", "cd"]]
 
 
 def test_a_list_of_log_probabilities_may_be_empty_but_is_there_if_asked_for() -> None:
@@ -454,18 +451,22 @@ def test_older_log_probabilities_are_one_list_for_each_fact() -> None:
     }
 
 
-def test_the_log_probability_of_a_token_is_told_with_it_though_it_shows_nothing_yet() -> None:
+def test_older_log_probabilities_come_with_their_text() -> None:
     events = [token(logprobs=Logprobs(logprob(b"a"), ())), token((CONTENT, "a")), token()]
 
     chunks = completion_chunks(*events, tells_logprobs=True)
 
     told = [(c["text"], c["logprobs"]["tokens"]) for chunk in chunks for c in chunk["choices"]]
-    assert told == [("", ["a"]), ("a", [])]
+    assert told == [("a", ["a"])]
 
 
 def test_tokens_that_make_one_character_begin_where_it_does() -> None:
-    pieces = [b"\xf0\x9f", b"\x98\x80", b"x", b"y"]
-    events = [token(logprobs=Logprobs(logprob(piece), ())) for piece in pieces]
+    events = [
+        token(logprobs=Logprobs(logprob(b"\xf0\x9f"), ())),
+        token((CONTENT, "😀"), logprobs=Logprobs(logprob(b"\x98\x80"), ())),
+        token((CONTENT, "x"), logprobs=Logprobs(logprob(b"x"), ())),
+        token((CONTENT, "y"), logprobs=Logprobs(logprob(b"y"), ())),
+    ]
 
     whole = completion_object(*events, end(), tells_logprobs=True)
 
