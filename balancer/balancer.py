@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 MOST_CONSULTATIONS = 64
 """At once, of all agents."""
 
+LOST_MODEL_PATIENCE = 60.0
+"""Seconds that a model stays known when the agent is lost that served it: it may come back."""
+
 SHUTTING_DOWN = "the balancer is shutting down"
 
 NOT_DESCRIBED = Described(metadata=None, chat_template_override=None)
@@ -117,6 +120,8 @@ class Balancer:
         self.metrics = Metrics(self._gauges)
         self._rollout = Rollout()
         self._wishes = 0
+        self._lost_models: dict[str, float] = {}
+        """Names of what agents served that were lost, and until when requests for it may wait."""
         self._consultations: dict[RequestId, tuple[AgentId, Exchange]] = {}
         self._stored = StoredState(balancer_desired_state=BalancerDesiredState.defaults())
         self.mode_changes = Changes()
@@ -180,8 +185,10 @@ class Balancer:
         return parameters
 
     def check_model(self, model: str | None) -> None:
-        """Raises ``RequestError`` if nobody serves it, or is to."""
-        if model is not None and model not in (known := self.model_names):
+        """Raises ``RequestError`` if nobody serves it, or is to, or was lost with it just now."""
+        if model is None or self._lost_models.get(model, 0.0) > self._loop.time():
+            return
+        if model not in (known := self.model_names):
             raise RequestError(
                 ErrorCode.MODEL_NOT_FOUND,
                 f"no agent serves the model {model!r}; there is: {', '.join(sorted(known))}",
@@ -255,7 +262,14 @@ class Balancer:
     def leave(self, agent_id: AgentId) -> None:
         """The agent's link is lost."""
         log.info("agent_id=%s left", agent_id)
-        del self._agents[agent_id]
+        agent = self._agents.pop(agent_id)
+        if not agent.status.leaving:
+            back_by = self._loop.time() + LOST_MODEL_PATIENCE
+            self._lost_models = dict.fromkeys(agent.status.model_names, back_by) | {
+                name: until
+                for name, until in self._lost_models.items()
+                if until > self._loop.time()
+            }
         for request_id, (asked, _) in tuple(self._consultations.items()):
             if asked == agent_id:
                 self._answer(Failed(request_id, ErrorCode.AGENT_LOST, "the agent was lost"))

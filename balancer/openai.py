@@ -256,7 +256,7 @@ class OpenAI:
             ) from None
         finally:
             self._balancer.cancel(request_id)
-        return _unless_failed(told).event
+        return self._unless_failed(told).event
 
     def _chat_frame(self, params: ChatRequest, request_id: RequestId) -> Generate:
         parameters = self._balancer.parameters_for_tokens(params.model)
@@ -287,7 +287,7 @@ class OpenAI:
         try:
             first = await unless_gone(request, self._next(batch))
             if first is not None:
-                _unless_failed(first)
+                self._unless_failed(first)
         except BaseException:
             batch.cancel()
             raise
@@ -299,6 +299,16 @@ class OpenAI:
         lines = paced(self._lines(batch, first, stream))
         return ClosingStream(lines, "text/event-stream", headers, closed=batch.cancel)
 
+    def _error(self, event: Failed) -> RequestError:
+        if event.code is ErrorCode.BUFFER_TIMEOUT and not self._balancer.agents:
+            return RequestError(ErrorCode.NO_AGENTS, "no agent has come that could serve this")
+        return RequestError(event.code, event.message, event.figures)
+
+    def _unless_failed(self, told: Told) -> Told:
+        if isinstance(told.event, Failed):
+            raise self._error(told.event)
+        return told
+
     async def _lines(
         self, batch: Batch, told: Told | None, stream: Stream
     ) -> AsyncGenerator[bytes, None]:
@@ -308,7 +318,7 @@ class OpenAI:
             if told is None:
                 text += COMMENT
             elif isinstance(told.event, Failed):
-                yield text + stream.fail(_error(told.event))
+                yield text + stream.fail(self._error(told.event))
                 return
             else:
                 text += stream.tell(told)
@@ -341,10 +351,14 @@ class OpenAI:
 
     async def _collect(self, request: Request, batch: Batch, answer: Answer) -> Response:
         try:
-            await unless_gone(request, _read(batch, answer))
+            await unless_gone(request, self._read(batch, answer))
         finally:
             batch.cancel()
         return json_answer(answer.object(), headers={"x-request-id": batch.name})
+
+    async def _read(self, batch: Batch, answer: Answer) -> None:
+        async for told in batch:
+            answer.take(self._unless_failed(told))
 
     def _begin(self, request: Request, frames: Mapping[RequestId, bytes], terms: Terms) -> Batch:
         """As many at once as there are slots, so that a large batch leaves room in the buffer."""
@@ -364,21 +378,6 @@ class OpenAI:
             len(frames),
         )
         return batch
-
-
-async def _read(batch: Batch, answer: Answer) -> None:
-    async for told in batch:
-        answer.take(_unless_failed(told))
-
-
-def _unless_failed(told: Told) -> Told:
-    if isinstance(told.event, Failed):
-        raise _error(told.event)
-    return told
-
-
-def _error(event: Failed) -> RequestError:
-    return RequestError(event.code, event.message, event.figures)
 
 
 def _ids(count: int) -> list[RequestId]:

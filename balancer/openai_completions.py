@@ -1,6 +1,6 @@
 """``/v1/completions``, inwards: prompts as text or tokens, one or many. No I/O here."""
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Literal, Any, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
 
@@ -48,7 +48,7 @@ class CompletionRequest(GenerationBody):
     """Put the prompt before each answer."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
-    suffix: None = None
+    suffix: Literal[""] | None = None
 
     @property
     def longest_answer(self) -> int:

@@ -23,7 +23,15 @@ OPENAI_STATUS = STATUS | {
 RETRY_AFTER = {429: 1, 503: 5}
 """Seconds, by status."""
 
-TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+FOR_GOOD = {
+    ErrorCode.GENERATION_DISABLED,
+    ErrorCode.EMBEDDINGS_DISABLED,
+    ErrorCode.DEADLINE_EXCEEDED,
+    ErrorCode.GRAMMAR_REJECTED,
+}
+"""The same request would fail again; the official client would send it twice more if it were not told."""
+
+TYPES = {403: "permission_error", 429: "rate_limit_error"}
 """By status; the others are an ``invalid_request_error`` or, from 500 on, a ``server_error``."""
 
 CODES = {
@@ -89,6 +97,8 @@ def refusal(error: RequestError, parameters: Mapping[ErrorCode, str] = PARAMETER
         parameter, name = error.parameter, error.told
     status = OPENAI_STATUS[error.code]
     headers = {"retry-after": str(RETRY_AFTER[status])} if status in RETRY_AFTER else {}
+    if error.code in FOR_GOOD:
+        headers["x-should-retry"] = "false"
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     body = {
         "message": error.message,
@@ -122,7 +132,11 @@ def _describe(error: ValidationError, body: bytes) -> ParameterError:
         value = None
     paths = [_path(problem, value) for problem in problems]
     # Of a union's alternatives that came farthest: it is what the client has meant.
-    deepest = max(range(len(paths)), key=lambda n: len(paths[n]))
+    # Among equals one that is not about the type: the others have not even come so far.
+    deepest = max(
+        range(len(paths)),
+        key=lambda n: (len(paths[n]), not problems[n]["type"].endswith("_type")),
+    )
     return _complain(problems[deepest], _write(paths[deepest]))
 
 
@@ -195,6 +209,13 @@ def _complain(problem: ErrorDetails, parameter: str | None) -> ParameterError:
         case "none_required":
             return ParameterError(
                 parameter, f"'{parameter}' is not supported here.", ErrorCode.NOT_SUPPORTED
+            )
+        case "union_tag_invalid" | "union_tag_not_found" if _key_of_tag(problem) is None:
+            known = problem.get("ctx", {}).get("expected_tags", "")
+            return ParameterError(parameter, f"'{parameter}' is none of {known}.")
+        case "literal_error":
+            return ParameterError(
+                parameter, f"Invalid '{parameter}': {message}", told="unsupported_value"
             )
         case "extra_forbidden":
             return ParameterError(

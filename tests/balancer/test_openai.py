@@ -10,6 +10,7 @@ import httpx
 import pytest
 from played import Play, PlayedAgent, Until, want
 
+from balancer.app import create_app
 from balancer.balancer import Balancer
 from balancer.http import MAX_BODY_BYTES
 from common.errors import ErrorCode
@@ -46,6 +47,15 @@ KEEP_ALIVE = 0.02
 def keep_alive() -> float:
     """Short, so that comments come soon."""
     return KEEP_ALIVE
+
+
+@pytest.fixture
+async def impatient() -> AsyncGenerator[httpx.AsyncClient]:
+    """A client of a balancer whose buffer keeps nobody."""
+    app = create_app(Balancer(buffer_capacity=2, patience=0.001))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
 
 
 @asynccontextmanager
@@ -234,6 +244,39 @@ async def test_a_failure_in_a_stream_is_one_error_event_and_the_end(
     [error] = [json.loads(line.removeprefix("data: ")) for line in rest]
     assert error["error"]["message"] == "why"
     assert error["error"]["code"] == "decode_failed"
+
+
+async def test_a_request_for_a_lost_model_waits_for_it_to_come_back(
+    client: httpx.AsyncClient, play: Play, balancer: Balancer, until: Until
+) -> None:
+    play().leave()
+    task = await post(client, CHAT)
+    await until(lambda: balancer.buffered == 1)
+    agent = play()
+    agent.finish((await agent.asked()).request_id)
+
+    assert (await task).status_code == 200
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_if_no_agent_comes_the_client_may_try_again_later(
+    impatient: httpx.AsyncClient, streams: bool
+) -> None:
+    response = await impatient.post(ROUTE, json={**CHAT, "model": None, "stream": streams})
+
+    assert refused(response) == (503, None, "no_agents")
+    assert int(response.headers["retry-after"]) > 0
+
+
+async def test_what_would_fail_again_is_not_to_be_sent_again(
+    client: httpx.AsyncClient, play: Play
+) -> None:
+    agent = play()
+    response = await client.post(ROUTE, json={**CHAT, "deadline_ms": 1})
+    await agent.asked()
+
+    assert refused(response) == (504, None, "deadline_exceeded")
+    assert response.headers["x-should-retry"] == "false"
 
 
 async def test_several_answers_are_told_apart_by_index(

@@ -443,10 +443,10 @@ def test_log_probabilities_are_those_of_the_messages_tokens() -> None:
     assert [each["logprob"] for each in done["logprobs"]] == [-3.0, -4.0, -5.0]
     assert part["logprobs"] == done["logprobs"]
     assert part["logprobs"][0] == {
-        "token": "x",
-        "bytes": [120],
+        "token": "It ",
+        "bytes": [73, 116, 32],
         "logprob": -3.0,
-        "top_logprobs": [{"token": "x", "bytes": [120], "logprob": -3.0}],
+        "top_logprobs": [{"token": "It ", "bytes": [73, 116, 32], "logprob": -3.0}],
     }
 
 
