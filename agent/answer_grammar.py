@@ -6,6 +6,7 @@ No I/O, no clock.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from agent.call_rules import CallRules, notation_of
 from agent.engine import AnswerGrammar, Guidance
@@ -14,7 +15,7 @@ from agent.harmony_rules import final_message, free_messages, lead_to_message
 from agent.json_schema import SchemaError
 from agent.lark import to_lark
 from agent.lark_rules import Rules
-from agent.offered_tools import has_strict_tools, offered_tools, tools_as_strict
+from agent.offered_tools import OfferedTool, has_strict_tools, offered_tools, tools_as_strict
 from agent.section_rules import free_text, lead_to_answer, opening
 from common.errors import ErrorCode, RequestError
 from common.ids import TokenId
@@ -30,7 +31,8 @@ def answer_grammar(
     tokens: Mapping[str, TokenId],
     ends: Collection[str],
 ) -> Guidance | None:
-    """1. The answer must call tools: reasoning, and calls. 2. The client wants something: reasoning,
+    """1. The answer must call tools: reasoning, and calls, in which schemas are followed where they
+    can be, also those of tools that are not strict. 2. The client wants something: reasoning,
     and this, or calls in its place. 3. A tool is strict: text, in which calls follow their schemas.
     4. Else it is free: None.
 
@@ -42,14 +44,14 @@ def answer_grammar(
     cannot be as asked, ``INVALID_SCHEMA`` or ``INVALID_GRAMMAR`` for the constraint.
     """
     entry = output.entry(prompt)
-    rules = Rules(tokens, ends)
     if conversation.must_call:  # 1
         if constraint is not None:
             raise RequestError(
                 ErrorCode.INVALID_REQUEST,
                 "an answer that must call a tool cannot follow a grammar or a schema as well",
             )
-        return _calls(rules, output, conversation, entry)
+        return _forced(tokens, ends, output, conversation, entry)
+    rules = Rules(tokens, ends)
     if constraint is not None:  # 2
         if conversation.tools or _is_led_to(output, entry, reasons=conversation.enable_thinking):
             return _wanted(rules, output, conversation, entry, constraint)
@@ -59,8 +61,12 @@ def answer_grammar(
     return None  # 4
 
 
-def _calls(
-    rules: Rules, output: OutputFormat, conversation: Conversation, entry: str | None
+def _forced(
+    tokens: Mapping[str, TokenId],
+    ends: Collection[str],
+    output: OutputFormat,
+    conversation: Conversation,
+    entry: str | None,
 ) -> AnswerGrammar:
     tools = offered_tools(conversation)
     missing = [name for name in conversation.must_call if name not in tools]
@@ -76,10 +82,24 @@ def _calls(
             "calls of tools cannot be forced: how this model writes them "
             f"({output.name}) cannot be put into a grammar",
         )
-    called = {name: tools[name] for name in conversation.must_call}
-    calls = CallRules(rules, output, notation, called, parallel=conversation.parallel_calls)
-    lead = _lead(rules, output, entry, reasons=conversation.enable_thinking)
-    return calls.grammar(f"{lead} {calls.section()}")
+
+    def written(tools: Mapping[str, OfferedTool]) -> AnswerGrammar:
+        rules = Rules(tokens, ends)
+        called = {name: tools[name] for name in conversation.must_call}
+        calls = CallRules(rules, output, notation, called, parallel=conversation.parallel_calls)
+        lead = _lead(rules, output, entry, reasons=conversation.enable_thinking)
+        return calls.grammar(f"{lead} {calls.section()}")
+
+    # Only a strict tool is promised to follow its schema; the others may have any.
+    promised = tools_as_strict(conversation)
+    if all(tools[name] == promised[name] for name in conversation.must_call):
+        return written(tools)
+    try:
+        return replace(written(tools), otherwise=written(promised))
+    except RequestError as error:
+        if error.code is not ErrorCode.INVALID_TOOL_SCHEMA:
+            raise
+        return written(promised)
 
 
 def _is_led_to(output: OutputFormat, entry: str | None, *, reasons: bool) -> bool:

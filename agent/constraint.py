@@ -1,6 +1,7 @@
 """What an answer may be made to follow: JSON schemas and grammars, by the library llguidance.
 
-``agent.llguidance_library`` bounds its work; here it is made to ignore nothing that a schema says.
+``agent.llguidance_library`` bounds its work; here it is made to ignore nothing that a schema says,
+but for remarks (``agent.json_schema``).
 """
 
 import threading
@@ -68,6 +69,14 @@ class ConstraintCompiler:
         """Raises ``RequestError`` (``INVALID_SCHEMA``, ``INVALID_GRAMMAR``, or what an
         ``AnswerGrammar`` says) with the cause.
         """
+        try:
+            return self._compile(constraint)
+        except RequestError:
+            if not isinstance(constraint, AnswerGrammar) or constraint.otherwise is None:
+                raise
+        return self.compile(constraint.otherwise)
+
+    def _compile(self, constraint: Guidance) -> "GuidedMatcher":
         match constraint:
             case JsonSchema():
                 code, noun = ErrorCode.INVALID_SCHEMA, "JSON schema"

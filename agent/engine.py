@@ -188,6 +188,8 @@ class AnswerGrammar:
     """Of what it was made of, if that cannot be used."""
     noun: str
     """For what it was made of."""
+    otherwise: "AnswerGrammar | None" = None
+    """What to follow if this cannot be used."""
 
 
 Guidance: TypeAlias = Constraint | AnswerGrammar

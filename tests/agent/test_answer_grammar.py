@@ -188,6 +188,63 @@ def test_formats_whose_calls_cannot_be_forced_are_named(family: str, name: str) 
     assert f"({name})" in message
 
 
+UNIQUE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "uniqueItems": True}},
+}
+GUIDED: dict[str, Any] = {"type": "object", "x-guidance": {}}
+
+
+@BOTH
+@pytest.mark.parametrize("parameters", [UNIQUE, GUIDED], ids=["by llguidance", "by us"])
+@pytest.mark.parametrize(
+    ("family", "call"),
+    [
+        ("hermes", HERMES_CALL),
+        ("harmony", HARMONY_CALL),
+        ("coder", "<tool_call>\n<function=clock>\n{}\n</function>\n</tool_call>"),
+    ],
+)
+def test_a_schema_that_cannot_be_kept_to_allows_any_object_unless_the_tool_is_strict(
+    family: str, call: str, parameters: Any, marks_are_tokens: bool
+) -> None:
+    model = Model(family, marks_are_tokens=marks_are_tokens)
+    tools = (tool("clock", parameters),)
+    conversation = Conversation((), tools=tools, must_call=("clock",), enable_thinking=True)
+
+    for arguments, expected in (("{}", True), ('{"a": [1, 1]}', True), ("[]", False)):
+        text = call.replace("{}", arguments)
+        assert follows(model.matcher(conversation), model.tokenized(text)) is expected
+    assert not follows(model.matcher(conversation), model.tokenized("Hello"))
+
+
+@pytest.mark.parametrize("parameters", [UNIQUE, GUIDED], ids=["by llguidance", "by us"])
+def test_a_strict_tool_follows_its_schema_whatever_those_of_others_are(parameters: Any) -> None:
+    model = Model("hermes", marks_are_tokens=False)
+    tools = (*STRICT, tool("any", parameters))
+    names = ("weather", "clock", "any")
+    conversation = Conversation((), tools=tools, must_call=names)
+
+    for name, arguments, expected in (
+        ("any", '{"b": 1}', True),
+        ("weather", '{"city": "Rome", "days": 3}', True),
+        ("weather", '{"b": 1}', False),
+    ):
+        text = HERMES_CALL.replace("clock", name).replace("{}", arguments)
+        assert follows(model.matcher(conversation), model.tokenized(text)) is expected
+
+
+@pytest.mark.parametrize("parameters", [UNIQUE, GUIDED], ids=["by llguidance", "by us"])
+@pytest.mark.parametrize("strict", [UNIQUE, GUIDED], ids=["by llguidance", "by us"])
+def test_it_is_the_strict_tool_that_is_refused(parameters: Any, strict: Any) -> None:
+    tools = (tool("any", parameters), tool("strict", strict, strict=True))
+
+    code, message = refusal(Conversation((), tools=tools, must_call=("any", "strict")))
+
+    assert code is ErrorCode.INVALID_TOOL_SCHEMA
+    assert message.startswith("the tools cannot be used: strict: ")
+
+
 def test_a_tool_that_need_not_be_called_may_have_any_schema() -> None:
     tools = (tool("clock"), tool("bad", {"type": "object", "not": {"required": ["a"]}}))
     model = Model("hermes", marks_are_tokens=False)

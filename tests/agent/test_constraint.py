@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent.constraint import ConstraintCompiler, GuidedMatcher
-from agent.json_schema import MAX_BYTES, MAX_DEPTH
+from agent.json_schema import FORMATS, MAX_BYTES, MAX_DEPTH, check_schema
 from common.errors import ErrorCode, RequestError
 from common.ids import TokenId
 from common.messages import JsonSchema
@@ -98,7 +98,9 @@ def test_true_allows_any_json() -> None:
         ({"type": "strange"}, "Invalid type: strange"),
         ({"type": "array", "uniqueItems": True}, 'Unimplemented keys: ["uniqueItems"]'),
         ({"not": {"type": "string"}}, 'Unimplemented keys: ["not"]'),
-        ({"type": "string", "format": "colour"}, "Unknown format: colour"),
+        ({"type": "string", "format": 5}, "Expected string for 'format', got 5"),
+        ({"type": "array", "uniqueItems": True, "format": "set"}, "Unimplemented keys"),
+        ('{"format": "colour", "const": "\\ud800"}', "it is not JSON: half of"),
         ({"type": "string", "pattern": "(?=a)b"}, "regex parse error"),
         ({"$ref": "#/nowhere"}, "Pointer '/nowhere' does not exist"),
         (
@@ -112,6 +114,88 @@ def test_true_allows_any_json() -> None:
 )
 def test_a_refusal_names_its_cause(schema: Any, cause: str) -> None:
     assert refusal(schema).startswith(cause)
+
+
+NO_TEXT = {"anyOf": [{"type": "string", "format": "colour"}, {"type": "integer"}]}
+
+
+@pytest.mark.parametrize("name", ["password", "binary", "uri-reference", "int32", "DATE", ""])
+def test_a_format_that_is_not_known_is_a_remark(name: str) -> None:
+    assert follows({"type": "string", "format": name, "maxLength": 3}, '"ä\\n3"')
+    assert not follows({"type": "string", "format": name, "maxLength": 3}, '"1234"')
+    assert follows({"format": name}, "1.5")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("date", "2024-02-01"),
+        ("date-time", "2024-02-01T10:00:00Z"),
+        ("duration", "P1D"),
+        ("email", "a@example.com"),
+        ("hostname", "example.com"),
+        ("ipv4", "127.0.0.1"),
+        ("ipv6", "::1"),
+        ("time", "10:00:00Z"),
+        ("uri", "https://example.com/"),
+        ("uuid", "123e4567-e89b-12d3-a456-426614174000"),
+    ],
+)
+def test_a_format_that_is_known_is_kept_to(name: str, text: str) -> None:
+    schema = {"type": "array", "items": {"type": "string", "format": name}, "format": "list"}
+
+    assert name in FORMATS
+    assert follows(schema, f'["{text}"]')
+    assert not follows(schema, '["?"]')
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"properties": {"format": NO_TEXT}}, '{"format": "x"}'),
+        ({"properties": {"default": NO_TEXT, "enum": NO_TEXT}}, '{"default": "x", "enum": "x"}'),
+        ({"patternProperties": {"^const$": NO_TEXT}}, '{"const": "x"}'),
+        ({"additionalProperties": NO_TEXT}, '{"a": "x"}'),
+        ({"prefixItems": [NO_TEXT], "items": NO_TEXT}, '["x", "x"]'),
+        ({"allOf": [NO_TEXT, {"type": "string"}]}, '"x"'),
+        ({"$ref": "#/$defs/enum", "$defs": {"enum": NO_TEXT}}, '"x"'),
+        ({"$ref": "#/definitions/a", "definitions": {"a": NO_TEXT}}, '"x"'),
+        ({"$ref": "#/components/schemas/A", "components": {"schemas": {"A": NO_TEXT}}}, '"x"'),
+    ],
+)
+def test_formats_are_remarks_wherever_there_is_a_schema(schema: Any, text: str) -> None:
+    assert follows(schema, text)
+    assert not follows(schema, text.replace('"x"', "true"))
+
+
+@pytest.mark.parametrize("keyword", ["const", "enum"])
+def test_what_looks_like_a_format_in_a_value_is_part_of_the_value(keyword: str) -> None:
+    value = {"format": "colour"}
+    schema = {"format": "object", keyword: value if keyword == "const" else [value]}
+
+    assert follows(schema, '{"format": "colour"}')
+    assert not follows(schema, "{}")
+
+
+@pytest.mark.parametrize("keyword", ["default", "examples", "const", "enum", "example"])
+def test_values_beside_a_format_stay_as_they_are(keyword: str) -> None:
+    value = [{"format": "colour", "items": {"format": "ä"}}]
+
+    kept = check_schema(json.dumps({"format": "colour", keyword: value}))
+
+    assert json.loads(kept) == {keyword: value}
+
+
+def test_a_schema_without_remarks_stays_as_it_was_written() -> None:
+    schema = ' { "maximum":1.50, "format" : "date" } '
+
+    assert check_schema(schema) == schema
+
+
+def test_a_schema_does_not_get_longer_when_it_loses_its_remarks() -> None:
+    schema = json.dumps({"format": "colour", "title": "ä" * 30_000}, ensure_ascii=False)
+
+    assert len(check_schema(check_schema(schema))) < len(schema)
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 5000])

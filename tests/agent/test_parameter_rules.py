@@ -26,10 +26,10 @@ from common.messages import Conversation
     ],
 )
 @pytest.mark.parametrize("family", ["hermes", "coder", "harmony"])
-def test_a_schema_that_cannot_be_kept_to_is_refused_with_the_tools_name(
+def test_a_strict_schema_that_cannot_be_kept_to_is_refused_with_the_tools_name(
     family: str, parameters: Any, cause: str
 ) -> None:
-    tools = (tool("good", WEATHER), tool("bad", parameters))
+    tools = (tool("good", WEATHER), tool("bad", parameters, strict=True))
 
     code, message = refusal(Conversation((), tools=tools, must_call=("good", "bad")), family)
 
