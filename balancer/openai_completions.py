@@ -1,6 +1,6 @@
 """``/v1/completions``, inwards: prompts as text or tokens, one or many. No I/O here."""
 
-from typing import Annotated, Literal, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
 

@@ -211,8 +211,10 @@ def _complain(problem: ErrorDetails, parameter: str | None) -> ParameterError:
                 parameter, f"'{parameter}' is not supported here.", ErrorCode.NOT_SUPPORTED
             )
         case "union_tag_invalid" | "union_tag_not_found" if _key_of_tag(problem) is None:
-            known = problem.get("ctx", {}).get("expected_tags", "")
-            return ParameterError(parameter, f"'{parameter}' is none of {known}.")
+            context = problem.get("ctx", {})
+            tag, known = context.get("tag"), context.get("expected_tags")
+            why = "its type cannot be told" if tag is None else f"{tag!r} is none of {known}"
+            return ParameterError(parameter, f"Invalid '{parameter}': {_cut(why)}")
         case "literal_error":
             return ParameterError(
                 parameter, f"Invalid '{parameter}': {message}", told="unsupported_value"

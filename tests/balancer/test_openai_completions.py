@@ -134,7 +134,7 @@ def test_log_probabilities_are_told_if_asked_for(said: int | None) -> None:
     ("keys", "code"),
     [
         ({"best_of": 2}, ErrorCode.INVALID_REQUEST),
-        ({"suffix": "x"}, ErrorCode.NOT_SUPPORTED),
+        ({"suffix": "x"}, ErrorCode.INVALID_REQUEST),
         ({"logprobs": 21}, ErrorCode.INVALID_REQUEST),
         ({"logprobs": True}, ErrorCode.INVALID_REQUEST),
         ({"messages": []}, ErrorCode.NOT_SUPPORTED),

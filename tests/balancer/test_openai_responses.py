@@ -375,7 +375,7 @@ def test_what_is_not_there_is_refused_by_name(said: dict[str, Any]) -> None:
         ),
         ({"input": []}, "input", "nothing in it"),
         ({"input": [{"type": "web_search_call"}]}, "input[0]", "web_search_call"),
-        ({"input": [{"type": ["message"]}]}, "input[0]", "discriminator"),
+        ({"input": [{"type": ["message"]}]}, "input[0]", "cannot be told"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "item_reference"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
