@@ -63,6 +63,10 @@ class RenderedPrompt:
     """As it was sent; None: the prompt was text or tokens."""
 
 
+LONGEST_TO_TOKENIZE = 2**20
+"""In characters, for who only wants the tokens; it may be more than a prompt."""
+
+
 def _always() -> bool:
     return True
 
@@ -121,11 +125,14 @@ class Preparer:
         match request.prompt:
             case Conversation(images=images) if images:
                 raise RequestError(ErrorCode.NOT_SUPPORTED, "images are not made of text tokens")
-            case RawPrompt(text) if not request.adds_beginning:
-                self._check_text(len(text))
-                tokens = self._vocabulary.tokenize(text)
             case prompt:
-                tokens = self._read(self.render(prompt).text).tokens
+                text = self.render(prompt).text
+        if len(text) > LONGEST_TO_TOKENIZE:
+            raise RequestError(
+                ErrorCode.INVALID_PROMPT,
+                f"the text has {len(text)} characters; {LONGEST_TO_TOKENIZE} are allowed",
+            )
+        tokens = self._tokenize(text) if request.adds_beginning else self._vocabulary.tokenize(text)
         pieces = tuple(map(self._vocabulary.written, tokens))
         return Tokenized(request.request_id, tuple(tokens), pieces, self._context)
 
@@ -175,11 +182,14 @@ class Preparer:
 
     def _read(self, text: str) -> MixedPrompt:
         self._check_text(len(text))
+        return MixedPrompt(self._tokenize(text))
+
+    def _tokenize(self, text: str) -> list[TokenId]:
         tokens = self._vocabulary.tokenize(text)
         beginning = self._missing_beginning(tokens)
         if beginning is not None:
             tokens.insert(0, beginning)
-        return MixedPrompt(tokens)
+        return tokens
 
     def _see(
         self, conversation: Conversation, text: str, is_wanted: Callable[[], bool]

@@ -54,6 +54,7 @@ def test_what_it_prints_is_true(up: Up) -> None:
     assert f"headrace is ready at {up.address}" in printed
     assert "model   SmolLM2-135M-Instruct.Q4_1.gguf" in printed
     assert "slots   4, on 1 agent" in printed
+    assert f"openai  {up.address}/v1" in printed
     assert f"headrace agent --balancer {up.balancer}" in printed
 
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from agent.echo import ByteVocabulary, EchoEngine
 from agent.engine import AnswerGrammar, Guidance, ImageRun, MixedPrompt, Picture, Sampler
-from agent.prompt import Preparer
+from agent.prompt import LONGEST_TO_TOKENIZE, Preparer
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, TokenId
 from common.messages import (
@@ -474,6 +474,20 @@ def test_a_conversation_is_tokenized_as_it_would_be_fed() -> None:
 
     assert isinstance(told, Tokenized)
     assert list(told.tokens) == preparer().prepare_prompt(request(conversation)).prompt
+
+
+def test_a_text_may_be_longer_than_a_prompt_to_be_tokenized_but_not_endless() -> None:
+    def ask(length: int) -> Tokenize:
+        prompt = RawPrompt("a" * length)
+        return Tokenize(request_id=RequestId("r"), prompt=prompt, adds_beginning=True)
+
+    told = preparer(context=16).consult(ask(1000))
+    with pytest.raises(RequestError) as caught:
+        preparer().consult(ask(LONGEST_TO_TOKENIZE + 1))
+
+    assert isinstance(told, Tokenized)
+    assert len(told.tokens) == 1000
+    assert caught.value.code is ErrorCode.INVALID_PROMPT
 
 
 def test_tokens_that_the_model_does_not_have_are_no_text() -> None:
