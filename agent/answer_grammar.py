@@ -51,6 +51,8 @@ def answer_grammar(
                 "an answer that must call a tool cannot follow a grammar or a schema as well",
             )
         return _forced(tokens, ends, output, conversation, entry)
+    if constraint is not None and not conversation.constrains_content:
+        return constraint
     rules = Rules(tokens, ends)
     if constraint is not None:  # 2
         if conversation.tools or _is_led_to(output, entry, reasons=conversation.enable_thinking):

@@ -268,6 +268,7 @@ class ChatRequest(GenerationBody):
             must_call=must_call,
             parallel_calls=self.parallel_tool_calls is not False,
             calls_told=CallsTold.STREAMED,
+            constrains_content=True,
             enable_thinking=self.reasoning_effort != "none",
             template_arguments=arguments,
         )

@@ -87,6 +87,10 @@ class Conversation(Frame, frozen=True):
     calls_told: CallsTold = CallsTold.RAW
     must_call: tuple[str, ...] = ()
     """The answer must be calls of these tools; empty: it may be text, too."""
+    constrains_content: bool = False
+    """A constraint is for the content: reasoning may come before it, and calls in its place. False: it
+    is for all that the model writes.
+    """
     parallel_calls: bool = True
     """False: one call at most."""
     template_arguments: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
@@ -188,7 +192,7 @@ class Generate(Frame, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     """Texts that end the stream and are not shown."""
     constraint: Constraint | None = None
-    """Of the answer, behind whatever the model thinks before."""
+    """See also ``Conversation.constrains_content``."""
     logprobs: int | None = None
     """How many alternatives to tell with each token's log probability; None: do not tell it."""
     cache_salt: str = ""

@@ -101,7 +101,7 @@ def test_what_the_client_wants_may_stand_behind_reasoning(
     marks_are_tokens: bool,
 ) -> None:
     model = Model(family, marks_are_tokens=marks_are_tokens)
-    conversation = Conversation((), enable_thinking=True)
+    conversation = Conversation((), enable_thinking=True, constrains_content=True)
 
     matcher = model.matcher(conversation, prompt=prompt, constraint=constraint)
     assert follows(matcher, model.tokenized(text.replace("WANTED", wanted))) is expected
@@ -109,7 +109,7 @@ def test_what_the_client_wants_may_stand_behind_reasoning(
 
 def test_white_space_at_the_beginning_of_a_grammar_is_not_lost() -> None:
     model = Model("qwen3", marks_are_tokens=False)
-    conversation = Conversation((), enable_thinking=True)
+    conversation = Conversation((), enable_thinking=True, constrains_content=True)
     grammar = Gbnf('root ::= "\\n\\n\\n\\n\\nx"')
 
     for before in ("", "\n"):
@@ -125,7 +125,7 @@ def test_without_reasoning_a_constraint_is_passed_on(
     family: str, thinks: bool, prompt: str
 ) -> None:
     model = Model(family, marks_are_tokens=False)
-    conversation = Conversation((), enable_thinking=thinks)
+    conversation = Conversation((), enable_thinking=thinks, constrains_content=True)
 
     assert model.guidance(conversation, prompt=prompt, constraint=POINT) is POINT
 
@@ -149,10 +149,18 @@ def test_tools_may_be_called_instead_of_what_the_client_wants(
     family: str, text: str, expected: bool, thinks: bool, marks_are_tokens: bool
 ) -> None:
     model = Model(family, marks_are_tokens=marks_are_tokens)
-    conversation = Conversation((), tools=TOOLS, enable_thinking=thinks)
+    conversation = Conversation((), tools=TOOLS, enable_thinking=thinks, constrains_content=True)
 
     matcher = model.matcher(conversation, constraint=POINT)
     assert follows(matcher, model.tokenized(text)) is expected
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen3", "harmony"])
+def test_a_constraint_may_be_for_all_that_the_model_writes(family: str) -> None:
+    model = Model(family, marks_are_tokens=False)
+    conversation = Conversation((), tools=TOOLS, enable_thinking=True)
+
+    assert model.guidance(conversation, constraint=POINT) is POINT
 
 
 def test_a_tool_that_is_not_offered_cannot_be_called() -> None:

@@ -70,6 +70,7 @@ def test_a_chat_is_tokenized_as_it_would_be_rendered() -> None:
             (ChatMessage("user", "Hi"),),
             tools=(tool,),
             calls_told=CallsTold.STREAMED,
+            constrains_content=True,
             longest_image_side=1,
         ),
         adds_beginning=True,
