@@ -107,7 +107,10 @@ def test_a_chat_becomes_a_frame() -> None:
     assert frame() == Generate(
         request_id=R,
         prompt=Conversation(
-            (ChatMessage("user", "Hi"),), enable_thinking=True, calls_told=CallsTold.STREAMED
+            (ChatMessage("user", "Hi"),),
+            enable_thinking=True,
+            calls_told=CallsTold.STREAMED,
+            constrains_content=True,
         ),
         max_tokens=2**31 - 1,
     )
