@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import queue
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -88,11 +90,16 @@ class Command:
         return found
 
     def kill_the_rest(self) -> None:
-        """Whatever a failed test has left: only what carries our mark."""
+        """Whatever a failed test has left: only what carries our mark, and Ray's folders, which the
+        first process would have removed.
+        """
+        folders = set(re.findall(r"/tmp/headrace-\w+", " ".join(self.processes())))
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if self.mark.encode() in (folder / "environ").read_bytes():
                     os.kill(int(folder.name), signal.SIGKILL)
+        for path in folders:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass
