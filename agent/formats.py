@@ -61,9 +61,11 @@ class OutputFormat:
         tools: Tools | None,
         has_tools: bool,
         make_id: Callable[[], str] = make_call_id,
+        call_stream: CallStream | None = None,
     ) -> OutputParser:
         """For one answer. ``prompt``: as rendered; its end may have opened a section already.
-        ``has_tools``: some are offered. ``tools``: None if their calls are not to be read.
+        ``has_tools``: some are offered. ``tools``: None if their calls are not to be read, or only
+        by ``call_stream``.
         """
         start = self.entry(prompt)
         return OutputParser(
@@ -73,6 +75,7 @@ class OutputFormat:
             read=self.read,
             tools=tools,
             make_id=make_id,
+            call_stream=call_stream,
         )
 
     def streaming_parser(
@@ -84,18 +87,10 @@ class OutputFormat:
         make_id: Callable[[], str] = make_call_id,
     ) -> OutputParser:
         """For one answer whose calls are told while they are written, and not checked."""
-        start = self.entry(prompt)
         stream = None
         if self.read is not None:
             stream = CallStream(self.read, tools, most_calls=most_calls, make_id=make_id)
-        return OutputParser(
-            self.with_tools,
-            start=start or "start",
-            after_mark=start is not None,
-            read=self.read,
-            tools=None,
-            call_stream=stream,
-        )
+        return self.parser(prompt=prompt, tools=None, has_tools=True, call_stream=stream)
 
 
 def _tagged(

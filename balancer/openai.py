@@ -24,8 +24,8 @@ from balancer.openai_chat import ChatRequest, chat_frame
 from balancer.openai_chat_results import ChatAnswer, ChatStream
 from balancer.openai_completion_results import CompletionAnswer, Completions, CompletionStream
 from balancer.openai_completions import CompletionRequest
-from balancer.openai_embeddings import EmbeddingAnswer, EmbeddingRequest
-from balancer.openai_errors import PARAMETERS, parse, refusal
+from balancer.openai_embeddings import EmbeddingAnswer, EmbeddingRequest, single_vector
+from balancer.openai_errors import PARAMETERS, failure, parse, refusal
 from balancer.openai_generation import GenerationBody
 from balancer.openai_models import model_object
 from balancer.openai_response_events import ResponseAnswer, ResponseHead, ResponseStream
@@ -42,7 +42,6 @@ from common.messages import (
     Event,
     Failed,
     Generate,
-    Pooling,
     Tokenize,
     Tokenized,
 )
@@ -142,7 +141,8 @@ class OpenAI:
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
         self._balancer.check_model(name)
-        names = next(names for names in self._balancer.models if name in names)
+        # One that was just lost is known, but nobody serves it.
+        names = next((names for names in self._balancer.models if name in names), [name])
         return json_answer(self._model(names) | {"id": name})
 
     def _model(self, names: Sequence[str]) -> Json:
@@ -208,11 +208,7 @@ class OpenAI:
         if not parameters.enable_embeddings:
             raise RequestError(ErrorCode.EMBEDDINGS_DISABLED, "embeddings are not enabled")
         self._balancer.check_model(params.model)
-        pooling = parameters.pooling_type
-        if pooling in (Pooling.NONE, Pooling.RANK):
-            raise RequestError(
-                ErrorCode.NOT_SUPPORTED, f"with the pooling {pooling} a text has no single vector"
-            )
+        pooling = single_vector(parameters.pooling_type)
         agents = max(1, len(self._balancer.agents))
         parts = chunks(params.documents, agents=agents, largest=parameters.embedding_batch_size)
         ids = _ids(len(parts))
@@ -300,9 +296,7 @@ class OpenAI:
         return ClosingStream(lines, "text/event-stream", headers, closed=batch.cancel)
 
     def _error(self, event: Failed) -> RequestError:
-        if event.code is ErrorCode.BUFFER_TIMEOUT and not self._balancer.agents:
-            return RequestError(ErrorCode.NO_AGENTS, "no agent has come that could serve this")
-        return RequestError(event.code, event.message, event.figures)
+        return failure(event, has_agents=bool(self._balancer.agents))
 
     def _unless_failed(self, told: Told) -> Told:
         if isinstance(told.event, Failed):

@@ -25,12 +25,13 @@ from common.messages import (
 def _call_delta(delta: ToolCallDelta) -> Json:
     if delta.name is None:
         return {"index": delta.index, "function": {"arguments": delta.arguments}}
-    return {
-        "index": delta.index,
-        "id": delta.call_id,
-        "type": "function",
-        "function": {"name": delta.name, "arguments": delta.arguments},
-    }
+    return {"index": delta.index, **_call(delta)}
+
+
+def _call(delta: ToolCallDelta) -> Json:
+    """One that begins."""
+    function = {"name": delta.name, "arguments": delta.arguments}
+    return {"id": delta.call_id, "type": "function", "function": function}
 
 
 class ChatStream:
@@ -95,19 +96,21 @@ class _Answer:
     content: list[str] = field(default_factory=list[str])
     reasoning: list[str] = field(default_factory=list[str])
     calls: dict[int, Json] = field(default_factory=dict[int, Json])
+    """By index, without their arguments."""
+    arguments: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
     logprobs: list[Json] = field(default_factory=list[Json])
     shown: ChatLogprobs = field(default_factory=ChatLogprobs)
     reason: FinishReason = FinishReason.STOP
 
     def take_call(self, delta: ToolCallDelta) -> None:
         if delta.name is not None:
-            self.calls[delta.index] = {
-                "id": delta.call_id,
-                "type": "function",
-                "function": {"name": delta.name, "arguments": delta.arguments},
-            }
-        else:
-            self.calls[delta.index]["function"]["arguments"] += delta.arguments
+            self.calls[delta.index] = _call(delta)
+        self.arguments.setdefault(delta.index, []).append(delta.arguments)
+
+    def whole_calls(self) -> list[Json]:
+        for index, call in self.calls.items():
+            call["function"]["arguments"] = "".join(self.arguments[index])
+        return list(self.calls.values())
 
 
 class ChatAnswer:
@@ -151,7 +154,7 @@ class ChatAnswer:
             message["reasoning_content"] = reasoning
         if answer.calls:
             message["content"] = message["content"] or None
-            message["tool_calls"] = list(answer.calls.values())
+            message["tool_calls"] = answer.whole_calls()
         logprobs = {"content": answer.logprobs, "refusal": None} if self._tells_logprobs else None
         return {
             "index": index,

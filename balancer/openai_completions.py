@@ -1,5 +1,6 @@
 """``/v1/completions``, inwards: prompts as text or tokens, one or many. No I/O here."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
@@ -37,6 +38,14 @@ Part: TypeAlias = Annotated[OneText | OneTokens, Discriminator(_part_shape)]
 """Of a batch."""
 
 
+def batch_of(value: str | Sequence[int] | Sequence[str | list[int]]) -> list[str | list[int]]:
+    """Texts and lists of tokens; a single one is a batch, too."""
+    if isinstance(value, str):
+        return [value]
+    tokens = [each for each in value if isinstance(each, int)]
+    return [tokens] if tokens else [each for each in value if not isinstance(each, int)]
+
+
 class CompletionRequest(GenerationBody):
     prompt: Annotated[
         OneText
@@ -66,22 +75,15 @@ class CompletionRequest(GenerationBody):
             RawPrompt(each, is_plain=True)
             if isinstance(each, str)
             else TokenPrompt(tuple(map(TokenId, each)))
-            for each in self._batch()
+            for each in batch_of(self.prompt)
         ]
 
     def echoes(self) -> list[str]:
         """What to put before the answers to each prompt. Raises ``ParameterError``."""
-        batch = self._batch()
+        batch = batch_of(self.prompt)
         if not self.echo:
             return [""] * len(batch)
         texts = [each for each in batch if isinstance(each, str)]
         if len(texts) < len(batch):
             raise ParameterError("echo", "'echo' of tokens is not supported here.")
         return texts
-
-    def _batch(self) -> list[str | list[int]]:
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        strings_or_lists = [each for each in self.prompt if not isinstance(each, int)]
-        tokens = [each for each in self.prompt if isinstance(each, int)]
-        return [tokens] if tokens else [*strings_or_lists]

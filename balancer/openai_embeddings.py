@@ -9,13 +9,13 @@ from pydantic import Discriminator, Field, Tag
 
 from balancer.bodies import Items
 from balancer.exchange import Told
-from balancer.openai_completions import OneText, OneTokens, Part, shape
+from balancer.openai_completions import OneText, OneTokens, Part, batch_of, shape
 from balancer.openai_errors import ParameterError
 from balancer.openai_generation import Said, Text
 from balancer.openai_results import Json
-from common.errors import ErrorCode
+from common.errors import ErrorCode, RequestError
 from common.ids import TokenId
-from common.messages import Document, DocumentFailed, DocumentTooLong, Embedded, Finished
+from common.messages import Document, DocumentFailed, DocumentTooLong, Embedded, Finished, Pooling
 
 MOST_DOCUMENTS = 2048
 """OpenAI's own limit."""
@@ -37,19 +37,21 @@ class EmbeddingRequest(Said):
     @property
     def documents(self) -> tuple[Document, ...]:
         """Named by their indices."""
-        if isinstance(self.input, str):
-            return (Document("0", self.input),)
-        tokens = [each for each in self.input if isinstance(each, int)]
-        if tokens:
-            return (_token_document(0, tokens),)
         return tuple(
-            Document(str(n), each) if isinstance(each, str) else _token_document(n, each)
-            for n, each in enumerate(each for each in self.input if not isinstance(each, int))
+            Document(str(n), each)
+            if isinstance(each, str)
+            else Document(str(n), "", tuple(map(TokenId, each)))
+            for n, each in enumerate(batch_of(self.input))
         )
 
 
-def _token_document(index: int, tokens: list[int]) -> Document:
-    return Document(str(index), "", tuple(map(TokenId, tokens)))
+def single_vector(pooling: Pooling) -> Pooling:
+    """The same, if it makes one vector of a text. Raises ``RequestError``."""
+    if pooling in (Pooling.NONE, Pooling.RANK):
+        raise RequestError(
+            ErrorCode.NOT_SUPPORTED, f"with the pooling {pooling} a text has no single vector"
+        )
+    return pooling
 
 
 class EmbeddingAnswer:

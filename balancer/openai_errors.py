@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 
 from balancer.bodies import check_size
 from common.errors import STATUS, ErrorCode, RequestError
+from common.messages import Failed
 
 LONGEST_COMPLAINT = 300
 """Characters of what a client said itself."""
@@ -31,7 +32,7 @@ FOR_GOOD = {
 }
 """The same request would fail again; the official client would send it twice more if it were not told."""
 
-TYPES = {403: "permission_error", 429: "rate_limit_error"}
+TYPES = {429: "rate_limit_error"}
 """By status; the others are an ``invalid_request_error`` or, from 500 on, a ``server_error``."""
 
 CODES = {
@@ -81,6 +82,13 @@ class ParameterError(RequestError):
         super().__init__(code, message)
         self.parameter = parameter
         self.told = told
+
+
+def failure(event: Failed, *, has_agents: bool) -> RequestError:
+    """``has_agents``: else nobody could have served it, however long it had waited."""
+    if event.code is ErrorCode.BUFFER_TIMEOUT and not has_agents:
+        return RequestError(ErrorCode.NO_AGENTS, "no agent has come that could serve this")
+    return RequestError(event.code, event.message, event.figures)
 
 
 @dataclass(frozen=True, slots=True)

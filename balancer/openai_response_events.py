@@ -226,7 +226,7 @@ class ResponseStream:
         self._held_kind: type[_TextItem] = _Message
         self._shown_logprobs = ChatLogprobs()
         self._logprobs: list[Json] = []
-        """Of tokens that have shown nothing yet: the message's own, or of marks around it."""
+        """Of text that has not been told yet."""
         self._status = "in_progress"
         self._ending: Json = {}
 

@@ -250,6 +250,7 @@ async def test_a_request_for_a_lost_model_waits_for_it_to_come_back(
     client: httpx.AsyncClient, play: Play, balancer: Balancer, until: Until
 ) -> None:
     play().leave()
+    assert (await client.get("/v1/models/played")).json()["id"] == "played"
     task = await post(client, CHAT)
     await until(lambda: balancer.buffered == 1)
     agent = play()
