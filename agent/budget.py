@@ -66,6 +66,16 @@ class PromptBudget:
             size += TILE // 2
         return min(size, self._batch_size) - rows
 
+    def expected(self, *, rows: int, prompt_tokens: int) -> float | None:
+        """Seconds of such a pass, by what earlier ones took; None: nobody knows yet."""
+        generating = self._row_pass.value if rows else 0.0
+        token = self._token.value
+        if generating is None or (prompt_tokens and token is None):
+            return None
+        # Many rows are computed as many prompt tokens are.
+        token = token or 0.0
+        return max(generating, rows * token) + prompt_tokens * token
+
     def measured(self, *, seconds: float, rows: int, prompt_tokens: int) -> None:
         """What a pass has cost."""
         if prompt_tokens == 0:

@@ -118,6 +118,7 @@ class EchoEngine:
     ) -> None:
         self.vocabulary = ByteVocabulary()
         self.vision: Vision | None = None
+        self.progress = 0
         self.embedder = EchoEmbedder()
         self.chat_template: str | None = CHAT_TEMPLATE
         self.metadata: Mapping[str, str] = {"general.architecture": "echo"}

@@ -213,8 +213,8 @@ class Decoded:
 
 
 class Engine(Protocol):
-    """A loaded model. One thread owns it; only ``vocabulary``, ``vision``, ``capacity``, ``sampler``
-    and what ``embedder`` says of itself may be used from others.
+    """A loaded model. One thread owns it; only ``vocabulary``, ``vision``, ``capacity``, ``progress``,
+    ``sampler`` and what ``embedder`` says of itself may be used from others.
     """
 
     @property
@@ -242,6 +242,11 @@ class Engine(Protocol):
 
     @property
     def capacity(self) -> Capacity: ...
+
+    @property
+    def progress(self) -> int:
+        """Changes while a pass, or one of the embedder's, gets on, if the engine can tell."""
+        ...
 
     def sampler(
         self,

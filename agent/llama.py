@@ -27,6 +27,7 @@ from agent.engine import (
 from agent.llama_candidates import Row
 from agent.llama_embedder import LlamaEmbedder
 from agent.llama_library import LlamaVocabulary, because, forget_messages, lib, start_library
+from agent.llama_progress import NodeCounter
 from agent.llama_sampler import LlamaSampler, LlamaSamplers
 from agent.llama_vision import LlamaEncoding, LlamaVision
 from common.errors import DecodeError, ModelError, RequestError
@@ -237,8 +238,12 @@ class LlamaEngine:
         self._positions = _Positions()
         trained: int = lib.llama_model_n_ctx_train(self._model)
         most = max(trained, EMBEDDING_BATCH_SIZE)  # more could not be used, and takes memory
+        self._counter = NodeCounter()
         self.embedder = LlamaEmbedder(
-            self._model, threads=threads, batch_size=min(embedding_batch_size, most)
+            self._model,
+            threads=threads,
+            batch_size=min(embedding_batch_size, most),
+            counter=self._counter,
         )
         self.vision: LlamaVision | None = None
         try:
@@ -269,6 +274,10 @@ class LlamaEngine:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def progress(self) -> int:
+        return self._counter.value
 
     def sampler(
         self,
@@ -364,6 +373,7 @@ class LlamaEngine:
         return [(sequence_id, count - 1)] if chunk.wants_token else []
 
     def _decode(self, batch: Any) -> None:
+        self._counter.start_over()
         code: int = lib.llama_decode(self._handle, batch)
         if code != 0:
             reason = DECODE_ERRORS.get(code, f"code {code}")
@@ -451,6 +461,7 @@ class LlamaEngine:
         params.flash_attn_type = FLASH_ATTENTION[attention.flash]
         params.type_k = CACHE_TYPES[attention.k_cache]
         params.type_v = CACHE_TYPES[attention.v_cache]
+        self._counter.count_for(params)
         forget_messages()
         handle = lib.llama_init_from_model(self._model, params)
         if handle is None:

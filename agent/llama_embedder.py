@@ -18,6 +18,7 @@ import numpy as np
 
 from agent.embedding import Vectors, pool
 from agent.llama_library import because, forget_messages, lib, tokenize
+from agent.llama_progress import NodeCounter
 from common.errors import DecodeError, ErrorCode, RequestError
 from common.ids import TokenId
 from common.messages import Pooling
@@ -95,16 +96,18 @@ class _Job:
 
 
 class LlamaEmbedder:
-    def __init__(self, model: Any, *, threads: int, batch_size: int) -> None:
+    def __init__(self, model: Any, *, threads: int, batch_size: int, counter: NodeCounter) -> None:
         """``model``: llama.cpp's handle, which must outlive this. Costs nothing until ``begin``.
 
-        ``batch_size``: tokens in one batch at most, and so in one document.
+        ``batch_size``: tokens in one batch at most, and so in one document. ``counter``: of what is
+        computed.
         """
         assert batch_size > 0
         self._model = model
         self._vocab: Any = lib.llama_model_get_vocab(model)
         self._add_special = _has_special_tokens(self._vocab)
         self._threads = threads
+        self._counter = counter
         self._traits: _Traits | None = None
         self._job: _Job | None = None
         self._context: Any = None
@@ -233,6 +236,7 @@ class LlamaEmbedder:
         params.embeddings = True
         params.pooling_type = pooling
         params.no_perf = True
+        self._counter.count_for(params)
         context = lib.llama_init_from_model(self._model, params)
         if context is None:
             raise DecodeError(f"no memory for embeddings of {tokens} tokens{because()}")
@@ -256,6 +260,7 @@ class LlamaEmbedder:
         batch.n_tokens = len(rows)
         by_encoder = lib.llama_model_has_encoder(self._model)
         compute = lib.llama_encode if by_encoder else lib.llama_decode
+        self._counter.start_over()
         code: int = compute(self._context, batch)
         if code != 0:
             raise DecodeError(f"llama.cpp could not embed: code {code}{because()}")

@@ -6,6 +6,7 @@ It decides nothing: the scheduler does. Other threads talk to it through ``submi
 ``stop``; it talks to them through the two callbacks, which it calls on its own thread.
 """
 
+import itertools
 import logging
 import queue
 import threading
@@ -18,6 +19,7 @@ from agent.embedding import Batch, Embedder, EmbeddingQueue, EmbeddingRequest
 from agent.engine import Capacity, Chunk, Engine
 from agent.prompt import PreparedRequest
 from agent.scheduler import Effect, Forget, Scheduler, Share, Start, Stop
+from agent.step_watch import UNMEASURED, DocumentCosts, Step, StepWatch, step_limit
 from common.errors import DecodeError, RequestError
 from common.ids import RequestId
 from common.messages import Cancel, Event, Figures
@@ -78,7 +80,13 @@ class DecodeLoop:
         self._load = load
         self._listener = listener
         self._settings = settings
-        self._pass_began: float | None = None
+        self._engine: Engine | None = None
+        self._step: Step | None = None
+        """The newest one; None while there is nothing to be done."""
+        self._step_numbers = itertools.count()
+        self._watch = StepWatch()
+        """Of the thread that calls ``look``."""
+        self._document_costs = DocumentCosts()
         self._batch: Batch | None = None
         """Of documents, the one that the embedder has begun."""
         self._inbox: queue.SimpleQueue[Work | Cancel | None] = queue.SimpleQueue()
@@ -87,11 +95,34 @@ class DecodeLoop:
     def start(self) -> None:
         self._thread.start()
 
+    def look(self) -> bool:
+        """To be called once a second, always on the same thread. True: the model makes no progress,
+        and will make none.
+        """
+        return self._watch.look(self._step, progress=self._progress, now=time.monotonic())
+
     @property
     def step_age(self) -> float | None:
-        """Seconds since the newest pass began; None while there is nothing to be done."""
-        began = self._pass_began
-        return None if began is None else time.monotonic() - began
+        """Seconds since the newest pass began or, as far as looks tell, got on; None while there is
+        nothing to be done.
+        """
+        step = self._step
+        if step is None:
+            return None
+        return self._watch.age(step, progress=self._progress, now=time.monotonic())
+
+    @property
+    def step_limit(self) -> float | None:
+        """What ``step_age`` may be at most, unless all is lost."""
+        step = self._step
+        return None if step is None else step.limit
+
+    @property
+    def _progress(self) -> int:
+        return 0 if self._engine is None else self._engine.progress
+
+    def _begin(self, limit: float) -> None:
+        self._step = Step(next(self._step_numbers), time.monotonic(), limit)
 
     def submit(self, request: Work) -> None:
         """Run the request. The caller holds a slot for it, which bounds the inbox."""
@@ -114,12 +145,14 @@ class DecodeLoop:
     def _run(self) -> None:
         error: BaseException | None = None
         try:
-            engine = self._load()
+            engine = self._engine = self._load()
             try:
                 self._listener.loaded(engine)
                 self._decode_until_stopped(engine)
             finally:
+                self._begin(UNMEASURED)
                 engine.close()
+                self._step = None
         except BaseException as caught:
             error = caught
         self._listener.ended(error)
@@ -152,7 +185,8 @@ class DecodeLoop:
                 self._listener.measured(scheduler.figures)
 
     def _pass(self, chunks: Sequence[Chunk], scheduler: Scheduler, engine: Engine) -> None:
-        started = self._pass_began = time.monotonic()
+        self._begin(step_limit(scheduler.expected(chunks)))
+        started = time.monotonic()
         try:
             decoded = engine.decode(chunks)
         except DecodeError as error:
@@ -170,17 +204,23 @@ class DecodeLoop:
         *,
         most_tokens: int | None,
     ) -> None:
-        self._pass_began = time.monotonic()
+        size = sum(map(len, batch.tokens))
+        self._begin(step_limit(self._document_costs.expected(size)))
+        started = time.monotonic()
         try:
             if batch is not self._batch:
                 self._batch = batch
+                self._document_costs.began()
                 embedder.begin(batch.tokens, batch.pooling)
             vectors = embedder.advance(most_tokens)
         except (DecodeError, RequestError) as error:
             log.warning("embedding %d documents failed: %s", len(batch.documents), error)
             events = documents.fail(error)
         else:
+            self._document_costs.spent(time.monotonic() - started)
             events = documents.commit(vectors)
+            if not batch.open:
+                self._document_costs.completed(size)
         if events:
             self._listener.happened(events)
 
@@ -192,12 +232,14 @@ class DecodeLoop:
         effects: list[Effect] = []
         block = scheduler.is_idle and documents.is_idle
         if block:
-            self._pass_began = None
+            self._step = None
         while True:
             try:
                 command = self._inbox.get(block=block)
             except queue.Empty:
                 break
+            if block:
+                self._begin(UNMEASURED)
             block = False
             match command:
                 case None:

@@ -247,6 +247,12 @@ class Scheduler:
                 chunks.append(self._chunk(request, counts[n] + more))
         return chunks or alone
 
+    def expected(self, chunks: Sequence[Chunk]) -> float | None:
+        """Seconds that their decode is likely to take, None if nobody knows yet."""
+        rows = sum(self._active[chunk.sequence_id].is_generating for chunk in chunks)
+        fed = sum(len(chunk.tokens) for chunk in chunks)
+        return self._budget.expected(rows=rows, prompt_tokens=fed - rows)
+
     def commit(self, chunks: Sequence[Chunk], decoded: Decoded, *, seconds: float) -> list[Effect]:
         """Take note that the chunks were decoded in so many seconds, and of what was sampled."""
         effects: list[Effect] = []

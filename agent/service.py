@@ -57,6 +57,10 @@ GOOD_BYE_TIMEOUT = 2.0
 """Seconds for the last frames and the thread's last pass when the agent stops."""
 
 
+class StalledError(Exception):
+    """The model's thread hangs; only the end of the process ends it."""
+
+
 class Agent:
     def __init__(
         self,
@@ -80,6 +84,10 @@ class Agent:
         self._figures = Figures()
         self._admission = Admission()
         self._leaves = False
+        self.has_changed = asyncio.Event()
+        """Set with each change of what it is; for whoever waits for one, and clears it."""
+        self.is_healthy = True
+        """False: its model makes no progress any more, so that ``run`` ends, with an error."""
         self._state_number = 0
         """Of the newest wish that came over the present link."""
         self._swap = swap
@@ -99,14 +107,20 @@ class Agent:
         self._over: asyncio.Future[None] = self._asyncio.create_future()
         self._link = Link(balancer, self)
 
+    @property
+    def serves(self) -> bool:
+        """A model is loaded, and takes requests or finishes what runs."""
+        return self._host.preparer is not None
+
     async def run(self) -> None:
         """Serve until ``stop`` or ``drain``, or until it cannot go on.
 
-        Raises ``LinkRefusedError`` if the balancer does not want this agent. When it returns, the
-        model is freed and the link closed.
+        Raises ``LinkRefusedError`` if the balancer does not want this agent, ``StalledError`` if the
+        model's thread hangs. When it returns, the link is closed and the model freed, unless its
+        thread is still busy.
         """
         link = asyncio.create_task(self._link.run())
-        reports = asyncio.create_task(self._report_while_busy())
+        reports = asyncio.create_task(self._look_and_report())
         try:
             done, _ = await asyncio.wait({link, self._over}, return_when=asyncio.FIRST_COMPLETED)
             for end in done:
@@ -119,7 +133,7 @@ class Agent:
             await asyncio.gather(link, reports, return_exceptions=True)
             self._preparation.shutdown(wait=False, cancel_futures=True)
             self._seeing.shutdown(wait=False, cancel_futures=True)
-            if not await self._host.stop(GOOD_BYE_TIMEOUT):
+            if not await self._host.stop(GOOD_BYE_TIMEOUT if self.is_healthy else 0.0):
                 log.warning("the model's thread is still busy; leaving it behind")
 
     async def drain(self, timeout: float) -> None:  # noqa: ASYNC109
@@ -173,6 +187,7 @@ class Agent:
             issues=self._swap.issues,
             figures=self._figures,
             step_age=None if loop is None else loop.step_age,
+            step_limit=None if loop is None else loop.step_limit,
         )
 
     def description(self) -> Described:
@@ -210,8 +225,9 @@ class Agent:
     # What the model says
 
     def changed(self) -> None:
+        self.has_changed.set()
         self._admission.slots = self._host.slots
-        self._admission.draining = self._leaves or self._swap.is_swapping
+        self._admission.draining = self._leaves or self._swap.is_swapping or not self.is_healthy
         self._link.status_changed()
 
     def described(self) -> None:
@@ -231,11 +247,20 @@ class Agent:
 
     # What follows from it
 
-    async def _report_while_busy(self) -> None:
+    async def _look_and_report(self) -> None:
         while True:
             await asyncio.sleep(STATUS_INTERVAL)
+            loop = self._host.loop
+            if loop is not None and loop.look():
+                self._stalled(StalledError("the model makes no progress any more"))
             if not self._idle.is_set():
                 self._link.status_changed()
+
+    def _stalled(self, error: StalledError) -> None:
+        if self.is_healthy:
+            log.error("%s; the agent ends", error)
+            self.is_healthy = False
+            self.broke_down(error)
 
     def _prepare(self, preparer: Preparer, request: Generate | Embed) -> None:
         request_id = request.request_id

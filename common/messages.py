@@ -522,7 +522,9 @@ class Status(Frame, frozen=True, kw_only=True):
     issues: tuple[AgentIssue, ...] = ()
     figures: Figures = Figures()
     step_age: float | None = None
-    """Seconds since the pass that runs now began; None: nothing is to be done."""
+    """Seconds since the pass that runs now began or got on; None: nothing is to be done."""
+    step_limit: float | None = None
+    """What ``step_age`` may be at most, unless the agent hangs."""
 
 
 class Join(Frame, frozen=True, kw_only=True):

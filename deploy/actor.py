@@ -1,19 +1,18 @@
-"""An agent as a Ray actor."""
+"""An agent as a Ray actor: the actor's process keeps the agent's."""
 
 import asyncio
 import logging
-import os
 
 import ray
 
-from common.errors import HeadraceError
-from deploy.agents import make_agent
-from deploy.settings import LOG_FORMAT, AgentSettings
+from deploy.keeper import Keeper
+from deploy.machine import LOG_FORMAT
+from deploy.settings import AgentSettings, to_line
 
 log = logging.getLogger(__name__)
 
 MOST_RESTARTS = 20
-"""In its whole life. That a model kills its process again and again is seen to in ``deploy.attempts``."""
+"""Of the keeper by Ray, in its whole life. How often an agent is started again it decides itself."""
 
 
 # No logical CPUs: on one machine the user has said how many agents and threads there are to be.
@@ -21,22 +20,30 @@ MOST_RESTARTS = 20
 class AgentActor:
     def __init__(self, settings: AgentSettings) -> None:
         logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-        loop = asyncio.get_event_loop()
-        self._running = loop.create_task(self._run(settings))
-
-    async def _run(self, settings: AgentSettings) -> None:
-        self._agent = make_agent(settings)
-        try:
-            await self._agent.run()
-        except HeadraceError:
-            raise  # `problem` tells; to start again would not help
-        except Exception:
-            log.exception("the agent broke down; Ray starts it anew")
-            os._exit(1)
+        # In the group of Ray's processes, so that whoever ends those reaches it too.
+        self._keeper = Keeper(to_line(settings))
+        # Ray's loop has a thread that lives as long as the actor, as the keeper wants it.
+        self._running = asyncio.get_event_loop().create_task(self._keeper.run())
 
     async def problem(self) -> str | None:
-        """Why this agent does not serve, if it has ended; None while it runs."""
+        """Why this agent does not serve, if it has ended; None while it runs or is started again."""
         if not self._running.done():
             return None
         error = self._running.exception()
         return "it was stopped" if error is None else str(error)
+
+    async def pid(self) -> int | None:
+        """The agent's process; None while there is none."""
+        return self._keeper.pid
+
+    async def drain(self, seconds: float) -> None:
+        """Take nothing new, finish what runs, end; returns when it has ended, which takes little
+        longer than so many seconds at most.
+        """
+        self._keeper.drain(seconds)
+        await asyncio.wait({self._running})
+
+    async def stop(self) -> None:
+        """End now; returns when it has ended."""
+        self._keeper.stop()
+        await asyncio.wait({self._running})

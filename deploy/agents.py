@@ -1,6 +1,5 @@
-"""An agent from its settings, and an agent that is a process of its own, without Ray."""
+"""An agent from its settings."""
 
-import asyncio
 import os
 import threading
 from collections.abc import Callable
@@ -20,11 +19,8 @@ from common.models import (
     UrlModel,
 )
 from deploy.attempts import Attempts
-from deploy.machine import default_threads, stop_signals, usable_cores
+from deploy.machine import default_threads, usable_cores
 from deploy.settings import AgentSettings, EngineKind
-
-DRAIN_TIMEOUT = 120.0
-"""Seconds that running streams are given when an agent is asked to go."""
 
 ECHO_CONTEXT = 4096
 DEFAULT_SLOTS = 4
@@ -45,27 +41,6 @@ def make_agent(settings: AgentSettings) -> Agent:
             longest_gap=settings.longest_gap, cache_tokens=settings.cache_tokens
         ),
     )
-
-
-async def serve(settings: AgentSettings, say: Callable[[str], None]) -> None:
-    """Until SIGINT or SIGTERM: the first one drains, the second one ends it now.
-
-    Raises what ``Agent.run`` raises.
-    """
-    agent = make_agent(settings)
-    draining: list[asyncio.Task[None]] = []
-
-    def asked_to_stop() -> None:
-        if draining:
-            agent.stop()
-            return
-        say("draining: what runs is finished first; once more to stop now")
-        draining.append(asyncio.create_task(agent.drain(DRAIN_TIMEOUT)))
-
-    loop = asyncio.get_running_loop()
-    for number in stop_signals():
-        loop.add_signal_handler(number, asked_to_stop)
-    await agent.run()
 
 
 class EchoModels:

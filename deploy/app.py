@@ -17,8 +17,9 @@ from balancer.desired_state import BalancerDesiredState
 from balancer.keys import read_keys
 from balancer.link import AgentListener
 from balancer.state_store import StoredState, open_store
+from deploy.machine import LOG_FORMAT
 from deploy.model import parse_model
-from deploy.settings import LOG_FORMAT, BalancerSettings
+from deploy.settings import BalancerSettings
 
 LONGEST_GENERATION = 600.0
 """Seconds that a replica which is being replaced may go on with the streams it has."""

@@ -4,7 +4,6 @@ Modules that take long to import (Ray, llama.cpp) are imported by the command th
 """
 
 import asyncio
-import logging
 import socket
 import sys
 from pathlib import Path
@@ -26,6 +25,7 @@ from deploy.bench_report import (
     picture_format,
     poisson,
 )
+from deploy.keeper import become_keeper
 from deploy.machine import address
 from deploy.model import default_model
 from deploy.options import (
@@ -62,9 +62,9 @@ from deploy.session import run_apart
 from deploy.settings import (
     AGENT_PORT,
     CLIENT_PORT,
-    LOG_FORMAT,
     BalancerSettings,
     EngineKind,
+    to_line,
 )
 from deploy.status import show_status
 
@@ -230,7 +230,7 @@ def agent(
     v_cache_dtype: ValueType = None,
     engine: Engine = EngineKind.LLAMA,
 ) -> None:
-    """Join a balancer with an agent in this process, without Ray. Ctrl-C drains it."""
+    """Join a balancer with an agent, without Ray. Ctrl-C drains it."""
     check_balancer(balancer)
     settings = agent_settings(
         balancer,
@@ -254,10 +254,7 @@ def agent(
         longest_gap=longest_gap,
         engine=engine,
     )
-    from deploy.agents import serve
-
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
-    asyncio.run(serve(settings, console.print))
+    become_keeper(to_line(settings))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""What this machine offers to a process: cores, ports, addresses, signals."""
+"""What this machine offers to a process: cores, ports, addresses, signals, a place for its log."""
 
 import os
 import signal
@@ -7,6 +7,9 @@ from pathlib import Path
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Linux control group, version 2: ``<quota> <period>`` in microseconds, or ``max <period>``."""
+
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 def usable_cores() -> int:

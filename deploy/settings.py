@@ -4,6 +4,7 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.engine import KvLayout
@@ -11,8 +12,6 @@ from common.models import EngineChoices, ModelReference
 
 CLIENT_PORT = 8061
 AGENT_PORT = 8062
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class EngineKind(enum.StrEnum):
@@ -40,6 +39,15 @@ class AgentSettings:
     """Tokens that finished requests may keep; None: as many as one request can have."""
     longest_gap: float = 0.15
     """Seconds between two tokens of a stream while prompts are fed, if that can be had."""
+
+
+def to_line(settings: AgentSettings) -> bytes:
+    """JSON, for another process."""
+    return msgspec.json.encode(settings)
+
+
+def from_line(line: bytes) -> AgentSettings:
+    return msgspec.json.decode(line, type=AgentSettings)
 
 
 class BalancerSettings(BaseModel):

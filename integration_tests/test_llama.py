@@ -1,7 +1,9 @@
 """The llama.cpp engine with the real small model."""
 
 import math
-from collections.abc import Generator
+import sys
+import threading
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from agent.engine import Chunk, KvLayout, SamplerPlace
 from agent.llama import Attention, Device, LlamaEngine, check_loadable
 from common.errors import DecodeError, ModelError
 from common.ids import RequestId, SequenceId, TokenId
-from common.messages import ChatMessage, Conversation, FinishReason, RawPrompt, Sampling
+from common.messages import ChatMessage, Conversation, FinishReason, Pooling, RawPrompt, Sampling
 from common.models import CacheType, FlashAttention
 from deploy.model import default_model
 
@@ -99,6 +101,43 @@ def test_a_shared_prefix_leaves_the_model_in_the_same_state(engine: LlamaEngine)
     alone, shared = first_logprobs(running, "alone"), first_logprobs(running, "second")
     for token in list(alone)[:2]:
         assert shared[token] == pytest.approx(alone[token], abs=0.3)
+
+
+def seen_meanwhile(engine: LlamaEngine, work: Callable[[], object]) -> set[int]:
+    """What another thread reads of the progress while one computes."""
+    seen: set[int] = set()
+    thread = threading.Thread(target=work)
+    thread.start()
+    while thread.is_alive():
+        seen.add(engine.progress)
+    thread.join()
+    return seen
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it cannot be known elsewhere")
+def test_progress_inside_a_pass_can_be_seen_and_each_pass_begins_anew(engine: LlamaEngine) -> None:
+    tokens = engine.vocabulary.tokenize("word " * 400)
+    long, short = (
+        Chunk(SEQUENCE, 0, tokens, wants_token=False),
+        Chunk(SEQUENCE, 0, tokens[:1], False),
+    )
+
+    seen = seen_meanwhile(engine, lambda: engine.decode([long]))
+    engine.forget(SEQUENCE)
+    of_one_pass = engine.progress
+    for _ in range(3):
+        engine.decode([short])
+        engine.forget(SEQUENCE)
+
+    assert len(seen) > 20
+    assert 100 < engine.progress <= of_one_pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it cannot be known elsewhere")
+def test_progress_inside_an_embedding_can_be_seen(engine: LlamaEngine) -> None:
+    engine.embedder.begin([engine.embedder.tokenize("word " * 400)], Pooling.LAST)
+
+    assert len(seen_meanwhile(engine, lambda: engine.embedder.advance(None))) > 20
 
 
 def test_a_paused_stream_goes_on_where_it_was(small: LlamaEngine) -> None:

@@ -11,6 +11,7 @@ from tiny_bert import DIMENSIONS, TRAINED, write_tiny_bert
 from agent.embedding import EmbeddingQueue, Vectors, tokenize
 from agent.llama_embedder import PORTION, LlamaEmbedder
 from agent.llama_library import lib, start_library
+from agent.llama_progress import NodeCounter
 from common.errors import DecodeError, ErrorCode, RequestError
 from common.ids import RequestId, TokenId
 from common.messages import L2, Document, DocumentTooLong, Embed, Embedded, Finished, Pooling
@@ -33,7 +34,7 @@ def open_embedder() -> Generator[Open]:
     def open_embedder(path: Path, batch_size: int = BATCH_SIZE) -> LlamaEmbedder:
         model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
         assert model is not None
-        embedder = LlamaEmbedder(model, threads=1, batch_size=batch_size)
+        embedder = LlamaEmbedder(model, threads=1, batch_size=batch_size, counter=NodeCounter())
         opened.append((model, embedder))
         return embedder
 

@@ -13,7 +13,6 @@ WITHOUT_TESTS = {
     "common/errors.py",
     "agent/engine.py",
     "balancer/terms.py",
-    "deploy/settings.py",
 }
 
 # Tested through the module that uses them.
@@ -47,13 +46,16 @@ DRIVEN = {
     "agent/llama.py": "test_llama.py",
     "agent/llama_embedder.py": "test_llama_embedder.py",
     "agent/llama_library.py": "test_llama_sampler.py",
+    "agent/llama_progress.py": "test_llama.py",
     "agent/llama_vision.py": "test_multimodal.py",
     "agent/llama_candidates.py": "test_llama_sampler.py",
     "agent/llama_chain.py": "test_llama_sampler.py",
     "agent/llama_sampler.py": "test_llama_sampler.py",
     "deploy/app.py": "test_up.py",
     "deploy/actor.py": "test_up.py",
+    "deploy/agent_process.py": "test_keeper.py",
     "deploy/agents.py": "test_agent_process.py",
+    "deploy/keeper.py": "test_keeper.py",
     "deploy/session.py": "test_up.py",
 }
 

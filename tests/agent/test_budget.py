@@ -94,3 +94,26 @@ def test_costs_that_rise_from_pass_to_pass_do_not_spoil_the_comparison() -> None
         sizes += feed(budget, {TILE // 2: 0.2 * rising, TILE: 0.33 * rising}, passes=1)
 
     assert sizes[-50:].count(TILE) >= 45
+
+
+def test_what_a_pass_will_take_is_told_by_what_others_took() -> None:
+    budget = PromptBudget(longest_gap=0.1, batch_size=512)
+
+    budget.measured(seconds=0.03, rows=1, prompt_tokens=0)
+    budget.measured(seconds=1.0, rows=0, prompt_tokens=100)
+
+    assert budget.expected(rows=1, prompt_tokens=0) == pytest.approx(0.03)
+    assert budget.expected(rows=0, prompt_tokens=200) == pytest.approx(2.0)
+    assert budget.expected(rows=1, prompt_tokens=100) == pytest.approx(1.03)
+    assert budget.expected(rows=64, prompt_tokens=0) == pytest.approx(0.64), "many are computed"
+
+
+def test_of_what_was_never_measured_nothing_is_expected() -> None:
+    budget = PromptBudget(longest_gap=0.1, batch_size=512)
+    assert budget.expected(rows=1, prompt_tokens=0) is None
+    assert budget.expected(rows=0, prompt_tokens=1) is None
+
+    budget.measured(seconds=0.03, rows=1, prompt_tokens=0)
+
+    assert budget.expected(rows=1, prompt_tokens=0) is not None
+    assert budget.expected(rows=1, prompt_tokens=1) is None

@@ -7,6 +7,8 @@ import pytest
 from answers import plain_output, text_of
 from engines import HeldEngine
 
+from agent import step_watch
+from agent.budget import TILE
 from agent.echo import EchoSampler
 from agent.embedding import EmbeddingRequest, TokenizedDocument
 from agent.engine import Engine
@@ -187,6 +189,64 @@ def test_the_age_of_a_pass_is_known_while_it_runs(
         figures = heard.figures.get(timeout=10)
     assert figures.cells_cached == 2
     assert figures.prompt_tokens_fed == 1
+
+
+def test_a_pass_that_hangs_is_over_its_limit_and_a_loop_at_rest_never_is(
+    heard: Heard, engine: HeldEngine, loop: DecodeLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_watch, "FLOOR", 0.0)  # and passes of this engine take no time
+    assert loop.step_limit is None
+    loop.submit(request(R1, "a" * TILE))
+    engine.allow(3)
+    for _ in range(3):
+        heard.steps.get(timeout=10)  # now it is known what passes take
+
+    while not loop.look():
+        assert heard.steps.empty()
+
+    engine.open()
+    while loop.step_age is not None:
+        pass  # soon
+    assert not any(loop.look() for _ in range(10))
+
+
+def test_a_pass_that_gets_on_is_never_over_its_limit(
+    heard: Heard, engine: HeldEngine, loop: DecodeLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_watch, "FLOOR", 0.0)
+    loop.submit(request(R1, "a" * TILE))
+    engine.allow(3)
+    for _ in range(3):
+        heard.steps.get(timeout=10)
+
+    for _ in range(100):
+        engine.progress += 1
+        assert not loop.look()
+
+
+def test_of_the_first_pass_nothing_is_known(
+    heard: Heard, engine: HeldEngine, loop: DecodeLoop
+) -> None:
+    loop.submit(request(R1, "a"))
+    engine.is_used.wait(10)
+
+    assert loop.step_limit == step_watch.UNMEASURED
+
+
+def test_embedding_has_a_limit_too(heard: Heard, loop: DecodeLoop) -> None:
+    document = TokenizedDocument("d", [TokenId(7)])
+    limits: list[float | None] = []
+    heard.happened = lambda _: limits.append(loop.step_limit)  # on the loop's thread
+
+    loop.submit(EmbeddingRequest(R1, (document,), Pooling.LAST, Unchanged()))
+    heard.figures.get(timeout=10)
+    loop.submit(EmbeddingRequest(R2, (document,), Pooling.LAST, Unchanged()))
+    heard.figures.get(timeout=10)
+
+    first, second = limits
+    assert first == step_watch.UNMEASURED
+    assert second is not None
+    assert step_watch.FLOOR <= second < step_watch.UNMEASURED
 
 
 def test_the_loop_outlives_a_failed_decode(

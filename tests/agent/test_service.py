@@ -11,11 +11,12 @@ from answers import text_of
 from engines import HeldEngine, HeldVision, HeldVocabulary
 from websockets.asyncio.server import Server, ServerConnection, serve
 
+from agent import step_watch
 from agent.engine import Engine
 from agent.host import Models
 from agent.link import LinkRefusedError
 from agent.model_files import ModelFileError
-from agent.service import Agent
+from agent.service import Agent, StalledError
 from agent.swap import ModelSwap, Setup
 from common.errors import ErrorCode, ModelError, ProjectorError, RequestError
 from common.ids import RequestId, TokenId
@@ -346,6 +347,50 @@ async def test_a_pass_that_hangs_is_seen_to_grow_old(
     assert first.step_age is not None
     age = first.step_age
     await link.status(lambda status: status.step_age is not None and status.step_age > age)
+
+
+async def test_an_agent_whose_model_hangs_ends_at_once_and_says_so(
+    balancer: PlayedBalancer,
+    running: RunningAgent,
+    engine: HeldEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_watch, "FLOOR", 0.0)  # and passes of this engine take no time
+    link = await balancer.link()
+    await link.ready()
+    assert running.agent.is_healthy
+    assert running.agent.serves
+    await link.send(ask(R1, "a" * 20))
+    engine.allow(3)
+
+    last = await link.status(lambda status: status.draining)
+
+    assert last.step_age is not None
+    assert last.step_limit is not None
+    assert last.step_age > last.step_limit
+    with pytest.raises(StalledError, match="no progress"):
+        await running.ended()
+    assert not running.agent.is_healthy
+    await link.socket.wait_closed()
+
+
+async def test_a_model_that_is_slow_but_gets_on_is_left_alone(
+    balancer: PlayedBalancer,
+    running: RunningAgent,
+    engine: HeldEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_watch, "FLOOR", 0.0)
+    link = await balancer.link()
+    await link.ready()
+    await link.send(ask(R1, "a" * 20))
+    engine.allow(3)
+
+    for _ in range(4):  # one a second
+        engine.progress += 1
+        await link.status(lambda status: status.step_age is not None)
+
+    assert running.agent.is_healthy
 
 
 async def test_a_request_is_answered_token_by_token(

@@ -16,6 +16,8 @@ class HeldEngine(EchoEngine):
         super().__init__(slots=slots, context=context)
         self._allowed = threading.Semaphore(0)
         self._is_open = False
+        self.is_used = threading.Event()
+        """A pass has begun."""
         self.failures = 0
         """How many of the next decodes fail."""
 
@@ -27,6 +29,7 @@ class HeldEngine(EchoEngine):
         self._allowed.release()
 
     def decode(self, chunks: Sequence[Chunk], /) -> Decoded:
+        self.is_used.set()
         if not self._is_open:
             self._allowed.acquire()
         if self.failures > 0:
