@@ -32,6 +32,7 @@ class ErrorCode(enum.StrEnum):
     EMBEDDINGS_DISABLED = "embeddings_disabled"
     # Ours
     AGENT_LOST = "agent_lost"
+    BALANCER_LOST = "balancer_lost"
     BUFFER_FULL = "buffer_full"
     BUFFER_TIMEOUT = "buffer_timeout"
     DEADLINE_EXCEEDED = "deadline_exceeded"
@@ -63,6 +64,7 @@ STATUS = {
     ErrorCode.GENERATION_DISABLED: 501,
     ErrorCode.EMBEDDINGS_DISABLED: 501,
     ErrorCode.AGENT_LOST: 502,
+    ErrorCode.BALANCER_LOST: 503,
     ErrorCode.BUFFER_FULL: 503,
     ErrorCode.BUFFER_TIMEOUT: 504,
     ErrorCode.DEADLINE_EXCEEDED: 504,

@@ -38,6 +38,7 @@ TOLD = {
     ErrorCode.GENERATION_DISABLED: (501, "server_error", "generation_disabled", None),
     ErrorCode.EMBEDDINGS_DISABLED: (501, "server_error", "embeddings_disabled", None),
     ErrorCode.AGENT_LOST: (502, "server_error", "agent_lost", None),
+    ErrorCode.BALANCER_LOST: (503, "server_error", "balancer_lost", None),
     ErrorCode.BUFFER_FULL: (429, "rate_limit_error", "rate_limit_exceeded", None),
     ErrorCode.BUFFER_TIMEOUT: (504, "server_error", "buffer_timeout", None),
     ErrorCode.DEADLINE_EXCEEDED: (504, "server_error", "deadline_exceeded", None),
