@@ -106,4 +106,3 @@ class _Flow:
         while self._on_the_way > self._window and self._farewell is None:
             self._changed.clear()
             await self._changed.wait()
-
