@@ -6,7 +6,8 @@ import pytest
 from played import Play, ask, metric
 
 from balancer.balancer import Balancer
-from balancer.exchange import MOST_WAITING, Exchange
+from balancer.exchange import Exchange
+from balancer.limits import MOST_UNREAD_EVENTS
 from common.errors import ErrorCode
 from common.ids import RequestId
 from common.messages import Busy, Event, Failed, Finished, FinishReason, Usage
@@ -155,7 +156,7 @@ async def test_a_client_that_does_not_read_loses_only_its_own_request(
     await agent.asked()
     await agent.asked()
 
-    for _ in range(MOST_WAITING + 5):
+    for _ in range(MOST_UNREAD_EVENTS + 5):
         agent.say_token(R1, "a")
 
     assert await agent.cancelled() == R1
