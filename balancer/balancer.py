@@ -8,7 +8,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import assert_never
 
@@ -18,6 +18,7 @@ from balancer.dispatcher import Abandon, Dispatch, Dispatcher, Effect, Reject, R
 from balancer.exchange import Changes, Exchange, Timing, Told
 from balancer.limits import MOST_CONSULTATIONS, Limit, LimitError, Limits, Tally
 from balancer.metrics import AgentGauges, Gauges, LimitGauge, Metrics
+from balancer.progress import Progress
 from balancer.rollout import GiveTurn, Rollout
 from balancer.state_store import StoredState
 from balancer.terms import ANY, Terms
@@ -92,6 +93,7 @@ class _Request:
     dispatched: float | None = None
     started: float | None = None
     """When its first event came that is for the client."""
+    progress: Progress = field(default_factory=Progress)
 
 
 def _plainness(name: str) -> tuple[bool, int, str]:
@@ -290,7 +292,9 @@ class Balancer:
         self._abandoned = {r: asked for r, asked in self._abandoned.items() if asked[0] != agent_id}
         # Nobody waited if another slot was free, so what is dispatched now is what was put back.
         before = self._dispatcher.buffered
-        effects = self._dispatcher.leave(agent_id, now=self._loop.time())
+        effects = self._dispatcher.leave(
+            agent_id, in_order=agent.status.leaving, now=self._loop.time()
+        )
         self.metrics.requeued.labels("agent_lost").inc(
             max(0, self._dispatcher.buffered - before)
             + sum(isinstance(effect, Dispatch) for effect in effects)
@@ -380,6 +384,7 @@ class Balancer:
                 draining=status.draining,
                 swapping=status.swapping,
                 models=frozenset(status.model_names),
+                fingerprint=status.fingerprint,
                 now=self._loop.time(),
             )
         )
@@ -410,9 +415,11 @@ class Balancer:
                     self._pass_on(request, agent, event)
             case Busy():
                 log.info("request_id=%s agent_id=%s refused", request_id, agent.agent_id)
-                self.metrics.requeued.labels("busy").inc()
+                request = self._requests.get(request_id)
+                has_begun = request is not None and request.started is not None
+                self.metrics.requeued.labels("given_back" if has_begun else "busy").inc()
                 self._freed(request_id)
-                self._carry_out(self._dispatcher.refuse(request_id))
+                self._carry_out(self._dispatcher.refuse(request_id, now=self._loop.time()))
             case Tokenized() | Detokenized():
                 pass  # nobody waits for it any longer
             case Finished() | Failed():
@@ -450,6 +457,7 @@ class Balancer:
             self.metrics.tokens.inc()
         limit = request.exchange.limit_reached
         if limit is None:
+            request.progress.note(event)
             request.exchange.put(Told(agent.name, event))
             return
         self.metrics.reach(limit)
@@ -463,7 +471,9 @@ class Balancer:
     def _end(self, request: _Request, name: str | None, event: Finished | Failed) -> None:
         """The client's last event. The request must have left ``_requests``."""
         match event:
-            case Finished(reason=reason, usage=usage):
+            case Finished(reason=reason):
+                event = request.progress.finished(event)
+                usage = event.usage
                 outcome = str(reason)
                 self.metrics.prompt_tokens.inc(usage.prompt_tokens)
                 self.metrics.cached_prompt_tokens.inc(usage.cached_prompt_tokens)
@@ -504,7 +514,9 @@ class Balancer:
                         request.dispatched = monotonic()
                         self.metrics.wait.observe(request.dispatched - request.arrived)
                     log.info("request_id=%s agent_id=%s dispatched", request_id, agent_id)
-                    self._agents[agent_id].send(request.frame)
+                    if not request.progress.is_nothing:
+                        self.metrics.resumed.inc()
+                    self._agents[agent_id].send(request.progress.rest(request.frame))
                 case Abandon(request_id, agent_id):
                     self._abandoned[request_id] = (agent_id, monotonic())
                     self._agents[agent_id].send(encode(Cancel(request_id)))
@@ -530,7 +542,9 @@ class Balancer:
                 message = "no slot became free in time"
             case Rejection.AGENT_LOST:
                 code = ErrorCode.AGENT_LOST
-                message = "the agent that served this request was lost"
+                message = (
+                    "the agent that served this request was lost, and no other went on with it"
+                )
         return Failed(effect.request_id, code, message)
 
     def _arm(self) -> None:

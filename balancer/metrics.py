@@ -109,6 +109,11 @@ class Metrics:
             ["reason"],
             registry=self._registry,
         )
+        self.resumed = Counter(
+            "headrace_resumed",
+            "Times that an answer which had begun went on from another agent",
+            registry=self._registry,
+        )
 
         self.refused = Counter(
             "headrace_refused_requests",
