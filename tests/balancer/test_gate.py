@@ -287,8 +287,11 @@ async def test_more_requests_than_a_websocket_may_have_are_refused_and_it_goes_o
 async def test_more_observers_than_may_be_are_told_to_come_again(
     client: httpx.AsyncClient, balancer: Balancer, path: str
 ) -> None:
-    async with client.stream("GET", path), client.stream("GET", path):
-        response = await client.get(path)
+    async with (
+        client.stream("GET", path),
+        client.stream("GET", path),
+        client.stream("GET", path) as response,
+    ):
         assert used(balancer, Limit.OBSERVERS) == 2
         assert (await client.get("/api/v1/agents")).status_code == 200
 
