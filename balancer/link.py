@@ -6,6 +6,7 @@ task owns each socket.
 
 import asyncio
 import logging
+from contextlib import suppress
 from http import HTTPStatus
 
 import msgspec
@@ -18,6 +19,7 @@ from balancer.balancer import Balancer
 from balancer.limits import MOST_LINK_FRAMES, Limit, LimitError
 from common.ids import AgentId
 from common.messages import (
+    GIVEN_UP,
     MAX_FRAME_BYTES,
     PING_INTERVAL,
     PING_TIMEOUT,
@@ -35,12 +37,18 @@ log = logging.getLogger(__name__)
 JOIN_TIMEOUT = 5.0
 """Seconds that a new link may take to say who it is."""
 
+GOOD_BYE_TIMEOUT = 1.0
+
+LONGEST_REASON = 100
+"""Characters; a close frame holds 123 bytes."""
+
 
 class AgentListener:
     def __init__(self, balancer: Balancer) -> None:
         self._balancer = balancer
         self._server: Server | None = None
         self._current: dict[AgentId, ServerConnection] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> int:
         """Listen; return the port (``port`` 0: any that is free). Raises ``OSError``."""
@@ -115,7 +123,13 @@ class AgentListener:
                 self._balancer.metrics.reach(Limit.LINK_FRAMES)
                 socket.transport.abort()
 
-        self._balancer.join(join, send)
+        def drop(reason: str) -> None:
+            del self._current[agent_id]
+            closing = asyncio.create_task(_give_up(socket, reason))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+        self._balancer.join(join, send, drop)
         self._current[agent_id] = socket
         try:
             async with asyncio.TaskGroup() as group:
@@ -133,7 +147,10 @@ class AgentListener:
     async def _read(self, socket: ServerConnection, agent_id: AgentId) -> None:
         async for data in socket:
             frame = decode_to_balancer(data)
-            if self._current.get(agent_id) is not socket:
+            current = self._current.get(agent_id)
+            if current is None:
+                return  # given up: what it says is of no interest any more
+            if current is not socket:
                 await socket.close(REFUSED, "this agent has a newer link")
                 return
             match frame:
@@ -146,6 +163,14 @@ class AgentListener:
                 case Join():
                     await socket.close(CloseCode.PROTOCOL_ERROR, "a link is joined once")
                     return
+
+
+async def _give_up(socket: ServerConnection, reason: str) -> None:
+    """It may not read any more, and then it is not told."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(GOOD_BYE_TIMEOUT):
+            await socket.close(GIVEN_UP, reason[:LONGEST_REASON])
+    socket.transport.abort()
 
 
 async def _write(socket: ServerConnection, outbox: asyncio.Queue[bytes]) -> None:

@@ -137,6 +137,15 @@ def up(
     max_body_bytes: BodyBytes = DEFAULTS.body_bytes,
     max_tokens: MaxTokens = None,
     max_open_requests: OpenRequests = DEFAULTS.open_requests,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            "--drain-timeout",
+            min=0,
+            max=3600,
+            help="Seconds that running requests may go on after Ctrl-C.",
+        ),
+    ] = 30.0,
     n_gpu_layers: GpuLayers = None,
     main_gpu: MainGpu = None,
     tensor_split: TensorSplit = None,
@@ -187,6 +196,7 @@ def up(
         host=host,
         port=port,
         agents=tuple(settings),
+        drain_timeout=drain_timeout,
         balancer=BalancerSettings(
             agent_host=host,
             agent_port=agent_port,
@@ -213,7 +223,7 @@ def up(
             return 1
         return 0
 
-    raise typer.Exit(run_apart(work))
+    raise typer.Exit(run_apart(work, drain_timeout=drain_timeout))
 
 
 @app.command()
