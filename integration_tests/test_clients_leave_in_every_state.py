@@ -33,9 +33,7 @@ def vocabulary(engine: CountingEngine) -> HeldVocabulary:
 
 
 @pytest.fixture
-async def product(
-    engine: CountingEngine, vocabulary: HeldVocabulary
-) -> AsyncGenerator[Whole]:
+async def product(engine: CountingEngine, vocabulary: HeldVocabulary) -> AsyncGenerator[Whole]:
     async with whole() as product, product.agent("held", engine):
         yield product
         vocabulary.may_go_on.set()

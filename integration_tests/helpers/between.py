@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 
 ABORTIVE = struct.pack("ii", 1, 0)
@@ -37,6 +37,7 @@ class Between:
         """Connections that were silent for too long."""
         self.carried: dict[int, int] = {}
         """For each connection, how often the server said something."""
+        self._changed = asyncio.Event()
 
     def cut(self) -> None:
         """Close both sides of all connections politely."""
@@ -51,6 +52,13 @@ class Between:
         for writer in self._writers:
             reset(writer)
 
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until this is true of the counts."""
+        async with asyncio.timeout(60):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -62,11 +70,12 @@ class Between:
             ends = {writer, to_server}
             self._writers |= ends
             try:
-                async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as group:
+                async with asyncio.timeout(self._idle) as limit, asyncio.TaskGroup() as group:
                     group.create_task(self._copy(reader, to_server, limit, None))
                     group.create_task(self._copy(from_server, writer, limit, number))
             except TimeoutError:
                 self.cuts += 1
+                self._changed.set()
             finally:
                 self._writers -= ends
                 for end in ends:
@@ -94,6 +103,7 @@ class Between:
                     limit.reschedule(loop.time() + self._idle)
                 if number is not None:
                     self.carried[number] += 1
+                    self._changed.set()
                 writer.write(data)
                 await writer.drain()
         writer.close()

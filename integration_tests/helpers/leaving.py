@@ -123,6 +123,14 @@ class SocketClient:
         async with asyncio.timeout(PATIENCE):
             await self._socket.recv()
 
+    async def whole(self) -> bytes:
+        """All of the answer, a message a line."""
+        lines: list[str] = []
+        async with asyncio.timeout(PATIENCE):
+            while not lines or '"Done"' not in lines[-1]:
+                lines.append(await self._socket.recv(decode=True))
+        return "\n".join(lines).encode()
+
     def leave(self, way: Way, proxy: Between | None) -> None:
         if leave_by_proxy(way, proxy):
             return
@@ -151,12 +159,20 @@ class Kind:
     name: str
     path: str
     body: Body
+    said: Callable[[Any], str]
+    """The text in one piece of an answer."""
     streams: bool = True
     is_socket: bool = False
 
     @property
     def ways(self) -> list[Way]:
         return SOCKET_WAYS if self.is_socket else HTTP_WAYS
+
+    def text(self, answer: bytes) -> str:
+        """What an answer says."""
+        lines = [line.removeprefix(b"data: ") for line in answer.splitlines()]
+        parts = [json.loads(line) for line in lines if line.startswith(b"{")]
+        return "".join(map(self.said, parts))
 
     async def ask(self, port: int, prompt: str, max_tokens: int) -> Client:
         body = self.body(prompt, max_tokens)
@@ -180,6 +196,25 @@ def _conversation(prompt: str, max_tokens: int) -> dict[str, Any]:
     }
 
 
+def _native_text(part: Any) -> str:
+    return part["Response"]["response"]["GeneratedToken"].get("ContentToken", "")
+
+
+def _chat_text(part: Any) -> str:
+    name = "delta" if part["object"].endswith("chunk") else "message"
+    return "".join(choice[name].get("content") or "" for choice in part["choices"])
+
+
+def _completion_text(part: Any) -> str:
+    return "".join(choice["text"] for choice in part["choices"])
+
+
+def _response_text(part: Any) -> str:
+    if "output" in part:
+        return "".join(content["text"] for item in part["output"] for content in item["content"])
+    return part["delta"] if part["type"] == "response.output_text.delta" else ""
+
+
 def _openai(name: str, value: Callable[[str], Any], limit: str, *, streams: bool) -> Body:
     def body(prompt: str, max_tokens: int) -> dict[str, Any]:
         more = {"temperature": 0, "ignore_eos": True, "stream": streams}
@@ -199,21 +234,26 @@ def _openai_kinds() -> list[Kind]:
         text = _openai("prompt", str, "max_tokens", streams=streams)
         response = _openai("input", str, "max_output_tokens", streams=streams)
         kinds += [
-            Kind(f"chat, {how}", "/v1/chat/completions", chat, streams),
-            Kind(f"completion, {how}", "/v1/completions", text, streams),
-            Kind(f"response, {how}", "/v1/responses", response, streams),
+            Kind(f"chat, {how}", "/v1/chat/completions", chat, _chat_text, streams),
+            Kind(f"completion, {how}", "/v1/completions", text, _completion_text, streams),
+            Kind(f"response, {how}", "/v1/responses", response, _response_text, streams),
         ]
     return kinds
 
 
-NATIVE = Kind("native", "/api/v1/continue_from_raw_prompt", _native)
-SOCKET = Kind("websocket", "/api/v1/inference_socket", _native, is_socket=True)
+NATIVE = Kind("native", "/api/v1/continue_from_raw_prompt", _native, _native_text)
+SOCKET = Kind("websocket", "/api/v1/inference_socket", _native, _native_text, is_socket=True)
 KINDS = [
     NATIVE,
-    Kind("native chat", "/api/v1/continue_from_conversation_history", _conversation),
+    Kind("native chat", "/api/v1/continue_from_conversation_history", _conversation, _native_text),
     SOCKET,
     *_openai_kinds(),
 ]
+
+
+def _no_text(_: Any) -> str:
+    return ""
+
 
 EMBEDDING_KINDS = [
     Kind(
@@ -223,11 +263,13 @@ EMBEDDING_KINDS = [
             "input_batch": [{"id": str(n), "content": text} for n in range(count)],
             "normalization_method": "L2",
         },
+        _no_text,
     ),
     Kind(
         "embeddings",
         "/v1/embeddings",
         lambda text, count: {"input": [text] * count},
+        _no_text,
         streams=False,
     ),
 ]

@@ -143,11 +143,13 @@ class Whole:
         assert answer.status_code == 200, answer.text
 
     @asynccontextmanager
-    async def agent(self, name: str, engine: HeldEngine) -> AsyncGenerator[Agent]:
-        """One that is linked and has its slots."""
+    async def agent(
+        self, name: str, engine: HeldEngine, *, port: int | None = None
+    ) -> AsyncGenerator[Agent]:
+        """One that is linked and has its slots. ``port``: where it dials in, if not directly."""
         slots = engine.capacity.slots
         agent = Agent(
-            balancer=f"ws://127.0.0.1:{self.agent_port}",
+            balancer=f"ws://127.0.0.1:{port or self.agent_port}",
             name=name,
             models=OneModel(engine),
             swap=ModelSwap(own=EngineChoices(slots=slots), pinned=LocalModel("held")),
@@ -165,9 +167,7 @@ class Whole:
 
 
 @asynccontextmanager
-async def whole(
-    *, buffer_capacity: int = 100, keep_alive: float = 60.0
-) -> AsyncGenerator[Whole]:
+async def whole(*, buffer_capacity: int = 100, keep_alive: float = 60.0) -> AsyncGenerator[Whole]:
     balancer = Balancer(buffer_capacity=buffer_capacity, patience=600.0)
     agents = AgentListener(balancer)
     agent_port = await agents.start("127.0.0.1", 0)

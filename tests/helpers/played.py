@@ -84,8 +84,7 @@ class PlayedAgent:
             version=self._version,
             slots_desired=slots,
             slots_total=slots,
-            slots_processing=0,
-            **{**told, **more},
+            **{"slots_processing": 0, **told, **more},
         )
 
     def report(self, *, slots: int, **more: Any) -> None:
