@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 from between import Between, between
 from engines import HeldVocabulary
-from leaving import EMBEDDING_KINDS, KINDS, NATIVE, Client, HttpClient, Kind, Way
+from leaving import EMBEDDING_KINDS, HTTP_WAYS, KINDS, NATIVE, Client, HttpClient, Kind, Way
 from one_process import CountingEngine, Whole, whole
 from played import want
 
@@ -66,7 +66,26 @@ async def serves_the_next(product: Whole, engine: CountingEngine, *, cancelled: 
     answer = await product.http.post("/v1/completions", json={"prompt": "xy"})
 
     assert answer.json()["choices"][0]["text"] == "xy"
-    assert product.outcomes() == {"cancelled": cancelled, "stop": 1}
+    told = {"cancelled": cancelled, "stop": 1}
+    assert product.outcomes() == {outcome: count for outcome, count in told.items() if count}
+
+
+@pytest.mark.parametrize("way", HTTP_WAYS)
+async def test_one_that_has_not_sent_all_of_its_request_has_sent_none(
+    way: Way, product: Whole, engine: CountingEngine
+) -> None:
+    async with between(product.port) as (proxy, port):
+        body = NATIVE.body("a" * 100, 90)
+        client = await HttpClient.ask(port, NATIVE.path, body, missing=1)
+        await product.heard_agent()  # so the server has had the time to read what there is
+
+        client.leave(way, proxy)
+        if way is Way.IS_FROZEN:
+            proxy.reset()
+
+        await client.rest()
+        await client.close()
+    await serves_the_next(product, engine, cancelled=0)
 
 
 @each_kind
