@@ -8,7 +8,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import assert_never
 
@@ -17,9 +17,11 @@ from balancer.desired_state import BalancerDesiredState, InferenceParameters, ag
 from balancer.dispatcher import Abandon, Dispatch, Dispatcher, Effect, Reject, Rejection
 from balancer.exchange import Changes, Exchange, Timing, Told
 from balancer.metrics import AgentGauges, Gauges, Metrics
+from balancer.progress import Progress
 from balancer.rollout import GiveTurn, Rollout
 from balancer.state_store import StoredState
 from balancer.terms import ANY, Terms
+from balancer.watch import LOOK_INTERVAL, Watch
 from common.errors import ErrorCode, RequestError
 from common.ids import AgentId, RequestId
 from common.messages import (
@@ -65,6 +67,8 @@ class LinkedAgent:
     labels: tuple[str, ...]
     status: Status
     send: Callable[[bytes], None]
+    drop: Callable[[str], None]
+    watch: Watch = field(default_factory=Watch)
     description: Described = NOT_DESCRIBED
 
     def serves(self, model: str | None) -> bool:
@@ -94,6 +98,7 @@ class _Request:
     dispatched: float | None = None
     started: float | None = None
     """When its first event came that is for the client."""
+    progress: Progress = field(default_factory=Progress)
 
 
 def _plainness(name: str) -> tuple[bool, int, str]:
@@ -115,6 +120,8 @@ class Balancer:
         self._timer: asyncio.TimerHandle | None = None
         self._agents: dict[AgentId, LinkedAgent] = {}
         self._requests: dict[RequestId, _Request] = {}
+        self.accepts = True
+        """False: new requests are told that this balancer ends."""
         self.closed = asyncio.Event()
         self.changes = Changes()
         self.metrics = Metrics(self._gauges)
@@ -126,6 +133,7 @@ class Balancer:
         self._stored = StoredState(balancer_desired_state=BalancerDesiredState.defaults())
         self.mode_changes = Changes()
         """Of whether tokens are generated at all."""
+        self._loop.call_later(LOOK_INTERVAL, self._look)
 
     # What clients do
 
@@ -143,7 +151,7 @@ class Balancer:
         exchange = exchange or Exchange()
         now = self._loop.time()
         request = self._requests[request_id] = _Request(frame, exchange, arrived=monotonic())
-        if self.closed.is_set():
+        if not self.accepts:
             self._refuse_because_closed(request_id)
             return exchange
         if terms.deadline is not None:
@@ -213,7 +221,7 @@ class Balancer:
         """
         exchange = Exchange()
         agent = next((a for a in self._agents.values() if a.serves(model)), None)
-        if self.closed.is_set():
+        if not self.accepts:
             failed = Failed(request_id, ErrorCode.SHUTTING_DOWN, SHUTTING_DOWN)
         elif agent is None:
             failed = Failed(request_id, ErrorCode.NO_AGENTS, "no agent serves a model now")
@@ -229,15 +237,16 @@ class Balancer:
 
     # What agents do
 
-    def join(self, frame: Join, send: Callable[[bytes], None]) -> None:
-        """A link has been made. ``send`` hands an encoded frame to it and never waits.
+    def join(self, frame: Join, send: Callable[[bytes], None], drop: Callable[[str], None]) -> None:
+        """A link has been made. ``send`` hands an encoded frame to it and never waits; ``drop`` ends
+        it, for the reason that is given, when the agent has been made to leave already.
 
         An agent that is here already has a new link before we noticed the loss of the old one.
         """
         if frame.agent_id in self._agents:
             self.leave(frame.agent_id)
         log.info("agent_id=%s name=%s joined", frame.agent_id, frame.name)
-        agent = LinkedAgent(frame.agent_id, frame.name, frame.labels, frame.status, send)
+        agent = LinkedAgent(frame.agent_id, frame.name, frame.labels, frame.status, send, drop)
         self._agents[frame.agent_id] = agent
         self._tell_state(agent)
         self._dispatcher.join(frame.agent_id)
@@ -245,6 +254,7 @@ class Balancer:
 
     def report(self, agent_id: AgentId, status: Status) -> None:
         agent = self._agents[agent_id]
+        agent.watch.heard()
         if status.version > agent.status.version:
             agent.status = status
             self._report(agent_id, status)
@@ -254,6 +264,7 @@ class Balancer:
 
     def happened(self, agent_id: AgentId, events: Iterable[Event]) -> None:
         """What one pass of an agent brought forth."""
+        self._agents[agent_id].watch.heard()
         for event in events:
             if event.request_id in self._consultations:
                 self._answer(event)
@@ -277,7 +288,9 @@ class Balancer:
                 self._answer(Failed(request_id, ErrorCode.AGENT_LOST, "the agent was lost"))
         # Nobody waited if another slot was free, so what is dispatched now is what was put back.
         before = self._dispatcher.buffered
-        effects = self._dispatcher.leave(agent_id, now=self._loop.time())
+        effects = self._dispatcher.leave(
+            agent_id, in_order=agent.status.leaving, now=self._loop.time()
+        )
         self.metrics.requeued.labels("agent_lost").inc(
             max(0, self._dispatcher.buffered - before)
             + sum(isinstance(effect, Dispatch) for effect in effects)
@@ -290,6 +303,18 @@ class Balancer:
                 agent_id,
             )
         self._carry_out(effects)
+
+    def _look(self) -> None:
+        """Is there an agent that has come to a stop?"""
+        for agent_id, agent in tuple(self._agents.items()):
+            reason = agent.watch.look(agent.status, bound=self._dispatcher.bound(agent_id))
+            if reason is not None:
+                log.warning("agent_id=%s name=%s is given up: %s", agent_id, agent.name, reason)
+                self.metrics.given_up.inc()
+                self.leave(agent_id)
+                agent.drop(reason)
+        if not self.closed.is_set():
+            self._loop.call_later(LOOK_INTERVAL, self._look)
 
     # What the operator wants
 
@@ -337,8 +362,21 @@ class Balancer:
     def buffered(self) -> int:
         return self._dispatcher.buffered
 
+    async def drain(self) -> None:
+        """Take nothing new, tell those that wait for a slot that this balancer ends, and return when all
+        that runs is over.
+        """
+        self.accepts = False
+        for request_id, request in tuple(self._requests.items()):
+            if request.dispatched is None:
+                self._carry_out(self._dispatcher.cancel(request_id))
+                self._refuse_because_closed(request_id)
+        while self._requests:
+            await self.changes.after(self.changes.count)
+
     def close(self) -> None:
         """Tell every client that this balancer ends; new requests are told the same at once."""
+        self.accepts = False
         self.closed.set()
         self.changes.notify()
         for request_id in tuple(self._consultations):
@@ -367,6 +405,7 @@ class Balancer:
                 draining=status.draining,
                 swapping=status.swapping,
                 models=frozenset(status.model_names),
+                fingerprint=status.fingerprint,
                 now=self._loop.time(),
             )
         )
@@ -397,8 +436,10 @@ class Balancer:
                     self._pass_on(request, agent, event)
             case Busy():
                 log.info("request_id=%s agent_id=%s refused", request_id, agent.agent_id)
-                self.metrics.requeued.labels("busy").inc()
-                self._carry_out(self._dispatcher.refuse(request_id))
+                request = self._requests.get(request_id)
+                has_begun = request is not None and request.started is not None
+                self.metrics.requeued.labels("given_back" if has_begun else "busy").inc()
+                self._carry_out(self._dispatcher.refuse(request_id, now=self._loop.time()))
             case Tokenized() | Detokenized():
                 pass  # nobody waits for it any longer
             case Finished() | Failed():
@@ -428,6 +469,7 @@ class Balancer:
         if isinstance(event, TokenGenerated):
             self.metrics.tokens.inc()
         if not request.exchange.is_full:
+            request.progress.note(event)
             request.exchange.put(Told(agent.name, event))
             return
         del self._requests[event.request_id]
@@ -440,7 +482,9 @@ class Balancer:
     def _end(self, request: _Request, name: str | None, event: Finished | Failed) -> None:
         """The client's last event. The request must have left ``_requests``."""
         match event:
-            case Finished(reason=reason, usage=usage):
+            case Finished(reason=reason):
+                event = request.progress.finished(event)
+                usage = event.usage
                 outcome = str(reason)
                 self.metrics.prompt_tokens.inc(usage.prompt_tokens)
                 self.metrics.cached_prompt_tokens.inc(usage.cached_prompt_tokens)
@@ -479,7 +523,9 @@ class Balancer:
                         request.dispatched = monotonic()
                         self.metrics.wait.observe(request.dispatched - request.arrived)
                     log.info("request_id=%s agent_id=%s dispatched", request_id, agent_id)
-                    self._agents[agent_id].send(request.frame)
+                    if not request.progress.is_nothing:
+                        self.metrics.resumed.inc()
+                    self._agents[agent_id].send(request.progress.rest(request.frame))
                 case Abandon(request_id, agent_id):
                     self._agents[agent_id].send(encode(Cancel(request_id)))
                 case Reject(request_id, reason):
@@ -496,7 +542,9 @@ class Balancer:
             case Rejection.BUFFER_TIMEOUT:
                 message = "no slot became free in time"
             case Rejection.AGENT_LOST:
-                message = "the agent that served this request was lost"
+                message = (
+                    "the agent that served this request was lost, and no other went on with it"
+                )
         return Failed(effect.request_id, ErrorCode(reason), message)
 
     def _arm(self) -> None:
