@@ -214,7 +214,9 @@ class Balancer:
 
     def cancel(self, request_id: RequestId) -> None:
         """The client has gone; nothing if the request is over already."""
-        self._consultations.pop(request_id, None)
+        consultation = self._consultations.pop(request_id, None)
+        if consultation is not None:
+            self._agents[consultation[0]].send(encode(Cancel(request_id)))
         request = self._requests.pop(request_id, None)
         if request is not None:
             if request.limit is not None:

@@ -634,6 +634,17 @@ async def test_if_the_agent_is_lost_a_consultation_says_so(
     assert refused(await task) == (502, None, "agent_lost")
 
 
+async def test_a_client_that_leaves_its_consultation_is_a_cancel(
+    client: httpx.AsyncClient, play: Play
+) -> None:
+    agent = play()
+    task = await post(client, {"prompt": "ab"}, "/v1/tokenize")
+    frame = await consulted(agent)
+    task.cancel()
+
+    assert await agent.cancelled() == frame.request_id
+
+
 async def test_without_an_agent_nothing_is_tokenized(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/tokenize", json={"prompt": "ab"})
 
