@@ -17,7 +17,7 @@ loads, and then says the turn's number in ``turn_taken``, whether it had use for
 
 import enum
 import struct
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -571,15 +571,21 @@ _to_balancer = msgspec.msgpack.Decoder(ToBalancer)
 
 def decode_to_agent(data: bytes | str) -> ToAgent:
     """Raises ``msgspec.MsgspecError`` if it is no frame for an agent."""
-    return _to_agent.decode(_binary(data))
+    return _decode(_to_agent, data)
 
 
 def decode_to_balancer(data: bytes | str) -> ToBalancer:
     """Raises ``msgspec.MsgspecError`` if it is no frame for the balancer."""
-    return _to_balancer.decode(_binary(data))
+    return _decode(_to_balancer, data)
 
 
-def _binary(data: bytes | str) -> bytes:
+FrameT = TypeVar("FrameT")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[FrameT], data: bytes | str) -> FrameT:
     if isinstance(data, str):
         raise msgspec.DecodeError("frames are binary messages")
-    return data
+    try:
+        return decoder.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:  # msgspec does not map these itself
+        raise msgspec.DecodeError(str(error)) from error
