@@ -107,7 +107,8 @@ def nearly_frames(draw: st.DrawFn, frames: st.SearchStrategy[Any]) -> bytes:
             case "other":
                 holder[key] = msgspec.msgpack.decode(encode(draw(frames)))
             case "repeat" if isinstance(holder, list):
-                holder += deepcopy(cast("list[Any]", holder))
+                items = cast("list[Any]", holder)
+                items += deepcopy(items)
             case _:
                 holder[key] = draw(ODD)
     return msgspec.msgpack.encode(frame)
