@@ -377,7 +377,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 class TokenGenerated(Frame, frozen=True):
     request_id: RequestId
-    token: TokenId
+    token: Annotated[TokenId, msgspec.Meta(ge=0, le=2**31 - 1)]
     segments: tuple[Segment, ...]
     """What can be shown now: whole characters only; none while they are incomplete or could become
     a stop text or a mark.

@@ -22,12 +22,14 @@ from balancer.balancer import Balancer
 from balancer.exchange import Exchange, Told
 from common.ids import AgentId, RequestId, TokenId
 from common.messages import (
+    Busy,
     Cancel,
     Described,
     Detokenize,
     Detokenized,
     Document,
     Embed,
+    Embedded,
     Event,
     Failed,
     Finished,
@@ -38,25 +40,37 @@ from common.messages import (
     Status,
     Step,
     ToBalancer,
+    TokenGenerated,
     decode_to_agent,
     decode_to_balancer,
     encode,
 )
 
-CAPACITY = 4
+CAPACITY, PATIENCE = 4, 3600.0
 BAD = AgentId("bad")
 VIEWS = ("/metrics", "/api/v1/agents", f"/api/v1/agent/{BAD}/status", "/v1/models")
+
+
+class StillLoop(asyncio.SelectorEventLoop):
+    """Time stands still until the test moves it."""
+
+    now = 100.0
+
+    def time(self) -> float:
+        return self.now
 
 
 class Histories(RuleBasedStateMachine):
     @initialize(slots=st.integers(1, 3))
     def start(self, slots: int) -> None:
-        self.runner = asyncio.Runner()
-        self.runner.run(self.begin(slots))
+        self.loop = StillLoop()
+        self.runner = asyncio.Runner(loop_factory=lambda: self.loop)
+        self.slots = slots
+        self.runner.run(self.begin())
 
-    async def begin(self, slots: int) -> None:
-        self.balancer = Balancer(buffer_capacity=CAPACITY, patience=3600)
-        self.good = PlayedAgent(self.balancer, "good", slots=slots)
+    async def begin(self) -> None:
+        self.balancer = Balancer(buffer_capacity=CAPACITY, patience=PATIENCE)
+        self.good = PlayedAgent(self.balancer, "good", slots=self.slots, fingerprint="f")
         self.count = 0
         self.exchanges: dict[RequestId, Exchange] = {}
         self.cancelled: set[RequestId] = set()
@@ -104,6 +118,16 @@ class Histories(RuleBasedStateMachine):
                 assert not (before and before[-1].is_last), "it was over"
                 assert told.event.request_id == request_id, "another's"
                 before.append(told)
+
+    @rule(seconds=st.integers(1, 7))
+    def wait(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.run((self.report,))
+            self.loop.now += 1
+            self.run()
+
+    def report(self) -> None:
+        self.good.report(slots=self.slots, fingerprint="f")
 
     # What clients do
 
@@ -204,7 +228,11 @@ class Histories(RuleBasedStateMachine):
                 self.balancer.described(BAD, described)
             case Join() as join:
                 self.is_here = True
-                self.balancer.join(replace(join, agent_id=BAD), self.take)
+                self.balancer.join(replace(join, agent_id=BAD), self.take, self.drop)
+
+    def drop(self, _reason: str) -> None:
+        """It is given up: its link is closed, and what it says is not heard any more."""
+        self.is_here = False
 
     def take(self, data: bytes) -> None:
         match decode_to_agent(data):
@@ -217,10 +245,15 @@ class Histories(RuleBasedStateMachine):
     def joins(self, join: Join) -> None:
         self.run((self.link, encode(join)))
 
-    @rule(slots=st.integers(0, 3), data=st.data())
-    def joins_with_some_slots(self, slots: int, data: st.DataObject) -> None:
-        join = data.draw(values_of(Join))
-        status = replace(join.status, slots_total=slots, draining=False, model_names=("played",))
+    @rule(
+        join=values_of(Join),
+        slots=st.integers(0, 3),
+        fingerprint=st.sampled_from(["f", "f", "other"]),
+    )
+    def joins_with_some_slots(self, join: Join, slots: int, fingerprint: str) -> None:
+        status = replace(
+            join.status, slots_total=slots, draining=False, fingerprint=fingerprint, step_age=None
+        )
         self.run((self.link, encode(replace(join, status=status))))
 
     @rule(frame=to_balancer)
@@ -235,6 +268,12 @@ class Histories(RuleBasedStateMachine):
             known = st.sampled_from(sorted(self.told))
             said = [replace(event, request_id=data.draw(known)) for event in said]
             self.run((self.link, encode(Step(tuple(said)))))
+
+    @rule(said=values_of(TokenGenerated | Embedded | Finished | Busy), data=st.data())
+    def speaks_of_its_own(self, said: Event, data: st.DataObject) -> None:
+        if self.is_here and self.at_bad:
+            request_id = data.draw(st.sampled_from(sorted(self.at_bad)))
+            self.run((self.link, encode(Step((replace(said, request_id=request_id),)))))
 
     @rule()
     def leaves(self) -> None:
@@ -270,6 +309,8 @@ class Histories(RuleBasedStateMachine):
                 self.end(min(self.at_good))
             while self.asked_good:
                 self.answer(min(self.asked_good))
+            self.loop.now += PATIENCE  # of what only an agent like the other could go on with
+            self.run()
             assert self.balancer.buffered == 0
             assert self.open() == set()
             self.slots_are_those_of_the_honest_one()
