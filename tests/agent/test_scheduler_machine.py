@@ -18,15 +18,29 @@ from agent.echo import EchoEngine, EchoSampler
 from agent.engine import Chunk, Decoded, ImageRun
 from agent.loop import carry_out
 from agent.prompt import PreparedRequest
-from agent.scheduler import MOST_FAILURES, WORTH_SHARING, Effect, Forget, Scheduler, Share, Start, Stop
+from agent.scheduler import (
+    MOST_FAILURES,
+    WORTH_SHARING,
+    Effect,
+    Forget,
+    Scheduler,
+    Share,
+    Start,
+    Stop,
+)
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, SequenceId, TokenId
 from common.messages import Event, Failed, Finished, FinishReason, TokenGenerated
 
 CONTEXT = 160
 SLOTS = 4
+NOWHERE = SequenceId(-1)
 
-IMAGES = {"<cat*9>": ("cat", 9, False), "<dog*30>": ("dog", 30, False), "<map/40>": ("map", 40, True)}
+IMAGES = {
+    "<cat*9>": ("cat", 9, False),
+    "<dog*30>": ("dog", 30, False),
+    "<map/40>": ("map", 40, True),
+}
 """Name, length, and whether it may be fed in parts."""
 
 PIECES = ["a", "b", "ab", "é", "a" * 20, "b" * 9, "a" * 70, "ba" * 35, *IMAGES]
@@ -46,7 +60,9 @@ class Asked:
     salt: str
     shares: bool
     repeats: bool
-    sequence: SequenceId = SequenceId(-1)
+    resumed: int = 0
+    """How many tokens of its answer were told elsewhere."""
+    sequence: SequenceId = NOWHERE
     told: list[TokenId] = field(default_factory=list[TokenId])
     text: str = ""
     cached: int = 0
@@ -54,6 +70,11 @@ class Asked:
     alone_until: int = 0
     skipped: int = 0
     """Passes in a row that had no token for it, though it generates."""
+
+    @property
+    def is_new(self) -> bool:
+        """It has had no token here."""
+        return len(self.told) == self.resumed
 
     @property
     def tokens(self) -> list[TokenId]:
@@ -96,7 +117,7 @@ def read(pieces: Sequence[str]) -> tuple[list[TokenId], tuple[ImageRun, ...]]:
     images: list[ImageRun] = []
     for piece in pieces:
         if image := IMAGES.get(piece):
-            name, length, divisible = image
+            name, length, _ = image
             more = [TokenId(-1 - 1000 * len(IMAGES) * ord(name[0]) - n) for n in range(length)]
         else:
             more = [TokenId(byte) for byte in piece.encode()]
@@ -159,6 +180,7 @@ class Histories(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "other"]),
         shares=st.sampled_from([True, True, True, False]),
         repeats=st.booleans(),
+        resumed=st.sampled_from([0, 0, 0, 1, 7, 30, 200]),
     )
     def submit(
         self,
@@ -168,7 +190,9 @@ class Histories(RuleBasedStateMachine):
         salt: str,
         shares: bool,
         repeats: bool,
+        resumed: int = 0,
     ) -> None:
+        """``resumed``: so many of its tokens were told by another agent, if it has so many."""
         if len(self.live) == SLOTS:
             return
         self.count += 1
@@ -184,17 +208,23 @@ class Histories(RuleBasedStateMachine):
             shares,
             repeats,
         )
+        request.told = request.answer()[0][:resumed]
+        request.resumed = len(request.told)
+        output = plain_output(stop)
+        for token in request.told:
+            request.text += "".join(each.text for each in output.feed(bytes([token])).segments)
         self.live[request.request_id] = request
         effects = self.scheduler.submit(
             PreparedRequest(
                 request.request_id,
                 list(prompt),
                 max_tokens,
-                EchoSampler(prompt, repeats),
-                plain_output(stop),
+                EchoSampler(prompt, repeats, list(request.told)),
+                output,
                 cache_salt=salt,
                 cache_prompt=shares,
                 images=images,
+                resumed=tuple(request.told),
             )
         )
         (started,) = [effect for effect in effects if isinstance(effect, Start)]
@@ -286,10 +316,16 @@ class Histories(RuleBasedStateMachine):
         told = self.do(effects)
         self.engine.refuses = False
         assert told == [], "making room is nobody's business"
-        paused = [self.owners[e.sequence_id] for e in effects if isinstance(e, Forget) and e.sequence_id in self.owners]
+        paused = [
+            self.owners[e.sequence_id]
+            for e in effects
+            if isinstance(e, Forget) and e.sequence_id in self.owners
+        ]
         for request in paused:
             younger = [each for each in self.live.values() if each.arrival > request.arrival]
-            assert not any(self.engine.length(each.sequence) for each in younger), "not the youngest"
+            assert not any(self.engine.length(each.sequence) for each in younger), (
+                "not the youngest"
+            )
         chunks = self.scheduler.plan(takes_turns=takes_turns)
         assert bool(chunks) == bool(self.live), "stalled"
         self.check_plan(chunks, takes_turns=takes_turns)
@@ -336,7 +372,7 @@ class Histories(RuleBasedStateMachine):
             self.salts[chunk.sequence_id] = request.salt
             is_row = bool(request.told) and chunk.position == len(request.tokens) - 1
             self.prompt_tokens += 0 if is_row else len(chunk.tokens)
-            if not request.told and chunk.position == 0:
+            if request.is_new and chunk.position == 0:
                 request.cached = 0
         wanted = {c.sequence_id for c in chunks if c.wants_token}
         asked = {self.owners[each].request_id for each in wanted}
@@ -344,7 +380,9 @@ class Histories(RuleBasedStateMachine):
         assert {event.request_id for event in told} == asked, "each has its token or its end"
         assert self.scheduler.figures.prompt_tokens_fed == self.prompt_tokens
 
-    def do(self, effects: Sequence[Effect], *, may_fail: set[RequestId] | None = None) -> list[Event]:
+    def do(
+        self, effects: Sequence[Effect], *, may_fail: set[RequestId] | None = None
+    ) -> list[Event]:
         """Carry out; check all that clients are told. Returns the events."""
         for effect in effects:
             match effect:
@@ -355,8 +393,9 @@ class Histories(RuleBasedStateMachine):
                     assert length >= WORTH_SHARING
                     assert length < len(taker.tokens)
                     self.salts[destination] = taker.salt
-                    if not taker.told:
-                        taker.cached = 0 if self.engine.refuses else length
+                    if taker.is_new:
+                        most = min(length, len(taker.prompt))
+                        taker.cached = 0 if self.engine.refuses else most
                 case Stop(sequence_id):
                     gone = self.owners.pop(sequence_id)
                     assert gone.request_id not in self.live, "stopped before its end"
@@ -385,8 +424,8 @@ class Histories(RuleBasedStateMachine):
                 assert usage.content_tokens == len(request.told), "each token counts once"
                 assert usage.prompt_tokens == len(request.prompt)
                 assert usage.input_image_tokens == sum(each.length for each in request.images)
-                assert usage.cached_prompt_tokens < len(request.prompt)
-                if request.told:
+                assert usage.cached_prompt_tokens < len(request.prompt) + bool(request.resumed)
+                if not request.is_new:
                     assert usage.cached_prompt_tokens == request.cached
                 if event.reason is not FinishReason.CANCELLED:
                     assert (request.told, request.text, event.reason) == (tokens, text, reason)
