@@ -124,6 +124,8 @@ class Balancer:
         self._timer: asyncio.TimerHandle | None = None
         self._agents: dict[AgentId, LinkedAgent] = {}
         self._requests: dict[RequestId, _Request] = {}
+        self.accepts = True
+        """False: new requests are told that this balancer ends."""
         self.closed = asyncio.Event()
         self.changes = Changes()
         self.metrics = Metrics(self._gauges)
@@ -153,7 +155,7 @@ class Balancer:
         exchange = exchange or Exchange()
         now = self._loop.time()
         request = self._requests[request_id] = _Request(frame, exchange, arrived=monotonic())
-        if self.closed.is_set():
+        if not self.accepts:
             self._refuse_because_closed(request_id)
             return exchange
         if terms.deadline is not None:
@@ -221,7 +223,7 @@ class Balancer:
         """
         exchange = Exchange()
         agent = next((a for a in self._agents.values() if a.serves(model)), None)
-        if self.closed.is_set():
+        if not self.accepts:
             failed = Failed(request_id, ErrorCode.SHUTTING_DOWN, SHUTTING_DOWN)
         elif agent is None:
             failed = Failed(request_id, ErrorCode.NO_AGENTS, "no agent serves a model now")
@@ -363,8 +365,21 @@ class Balancer:
     def buffered(self) -> int:
         return self._dispatcher.buffered
 
+    async def drain(self) -> None:
+        """Take nothing new, tell those that wait for a slot that this balancer ends, and return when all
+        that runs is over.
+        """
+        self.accepts = False
+        for request_id, request in tuple(self._requests.items()):
+            if request.dispatched is None:
+                self._carry_out(self._dispatcher.cancel(request_id))
+                self._refuse_because_closed(request_id)
+        while self._requests:
+            await self.changes.after(self.changes.count)
+
     def close(self) -> None:
         """Tell every client that this balancer ends; new requests are told the same at once."""
+        self.accepts = False
         self.closed.set()
         self.changes.notify()
         for request_id in tuple(self._consultations):
