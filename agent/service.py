@@ -85,6 +85,7 @@ class Agent:
         self._swap = swap
         self._host = ModelHost(models, swap, self, loop_settings)
         self._preparing: dict[RequestId, Future[Work]] = {}
+        self._consulting: dict[RequestId, Future[Tokenized | Detokenized]] = {}
         self._preparations = 0
         """Calls on the threads that prepare, cancelled ones too: they use the model's vocabulary."""
         # More than one, so that a prompt does not wait for somebody's megabyte of documents.
@@ -202,8 +203,9 @@ class Agent:
                 self._wanted.add(request_id)
                 self._link.status_changed()
                 self._prepare(preparer, frame)
-            case Tokenize() | Detokenize():
-                self._consult(frame)
+            case Tokenize(request_id=request_id) | Detokenize(request_id):
+                if request_id not in self._wanted:
+                    self._consult(frame)
             case Cancel(request_id):
                 self._cancel(request_id)
             case SetState(number, state):
@@ -220,6 +222,7 @@ class Agent:
             self._cancel(request_id)
         self._wanted.clear()
         self._given_back.clear()
+        self._consulting.clear()
 
     # What the model says
 
@@ -278,6 +281,7 @@ class Agent:
             self._tell([Failed(request_id, ErrorCode.NO_AGENTS, message)])
             return
         future = self._preparation.submit(preparer.consult, request)
+        self._consulting[request_id] = future
         self._preparations += 1
         future.add_done_callback(
             lambda done: self._host.hand_over(self._consulted, request_id, done)
@@ -285,6 +289,10 @@ class Agent:
 
     def _consulted(self, request_id: RequestId, future: Future[Tokenized | Detokenized]) -> None:
         self._preparations -= 1
+        if self._consulting.get(request_id) is not future:  # of an earlier link
+            self._tell_if_idle()
+            return
+        del self._consulting[request_id]
         try:
             self._tell([future.result()])
         except RequestError as error:

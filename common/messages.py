@@ -238,7 +238,7 @@ class L2(Frame, frozen=True):
 class RmsNorm(Frame, frozen=True):
     """Divided by sqrt(mean of squares + ``epsilon``)."""
 
-    epsilon: float
+    epsilon: Annotated[float, msgspec.Meta(ge=0)]
 
 
 Normalization: TypeAlias = Unchanged | L2 | RmsNorm

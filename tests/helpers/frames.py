@@ -35,8 +35,8 @@ def _values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.sampled_from(cast("Any", cls))
         case inspect.IntType(ge=least, le=most):
             return _integers(-LARGEST - 1 if least is None else least, most or LARGEST)
-        case inspect.FloatType():
-            return st.floats(allow_nan=False)  # which is not equal to itself
+        case inspect.FloatType(ge=least):
+            return st.floats(least, allow_nan=False)  # which is not equal to itself
         case inspect.StrType(min_length=shortest, max_length=longest):
             return st.text(min_size=shortest or 0, max_size=min(longest or 5, 5))
         case inspect.BytesType():
