@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from bodies import PATIENT
 from engines import HeldEngine
-from frames import to_agent, values_of
+from frames import to_agent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -76,39 +76,39 @@ ENDS: dict[type[Asking], tuple[type[LastEvent], ...]] = {
 }
 
 ids = st.sampled_from(REQUESTS)
+
+
+def _generate(request_id: RequestId, text: str, most: int) -> Generate:
+    return Generate(request_id=request_id, prompt=RawPrompt(text), max_tokens=most)
+
+
+def _embed(request_id: RequestId, texts: list[str]) -> Embed:
+    documents = tuple(Document(str(n), text) for n, text in enumerate(texts))
+    return Embed(request_id=request_id, documents=documents, pooling=Pooling.MEAN)
+
+
+def _detokenize(request_id: RequestId) -> Detokenize:
+    return Detokenize(request_id, (TokenId(97),))
+
+
+def _about(frame: ToAgent, request_id: RequestId) -> ToAgent:
+    match frame:
+        case SetState() | Swap():
+            return frame
+        case _:
+            return replace(frame, request_id=request_id)
+
+
 plausible: st.SearchStrategy[ToAgent] = st.one_of(
-    st.builds(
-        lambda request_id, text, most: Generate(
-            request_id=request_id, prompt=RawPrompt(text), max_tokens=most
-        ),
-        ids,
-        st.text("ab", max_size=40),
-        st.integers(-1, 40),
-    ),
-    st.builds(
-        lambda request_id, texts: Embed(
-            request_id=request_id,
-            documents=tuple(Document(str(n), text) for n, text in enumerate(texts)),
-            pooling=Pooling.MEAN,
-        ),
-        ids,
-        st.lists(st.text("ab", max_size=9), max_size=3),
-    ),
-    st.builds(lambda request_id: Detokenize(request_id, (TokenId(97),)), ids),
+    st.builds(_generate, ids, st.text("ab", max_size=40), st.integers(-1, 40)),
+    st.builds(_embed, ids, st.lists(st.text("ab", max_size=9), max_size=3)),
+    st.builds(_detokenize, ids),
     st.builds(Cancel, ids),
     st.builds(Swap, st.integers(0, 4)),
     st.just(SetState(1, WANTED)),
 )
-absurd = st.builds(
-    lambda frame, request_id: (
-        replace(frame, request_id=request_id) if hasattr(frame, "request_id") else frame
-    ),
-    to_agent,
-    ids,
-)
-conversations = st.lists(
-    st.one_of(plausible, plausible, absurd, values_of(Generate | Embed)), max_size=25
-)
+absurd: st.SearchStrategy[ToAgent] = st.builds(_about, to_agent, ids)
+conversations = st.lists(st.one_of(plausible, plausible, absurd, to_agent), max_size=25)
 
 
 class EchoModels:

@@ -5,7 +5,6 @@
 
 import asyncio
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import httpx
