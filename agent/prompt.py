@@ -161,12 +161,13 @@ class Preparer:
         if not tokens:
             raise RequestError(ErrorCode.INVALID_PROMPT, "the prompt is empty")
         self._check_length(len(tokens))
+        resumed = self._take(request.resumed).tokens
         sampler = self.engine.sampler(
             tokens,
             request.sampling,
             self._guidance(request, rendered),
             request.logprobs,
-            request.resumed,
+            resumed,
         )
         output = OutputStream(
             _parser(rendered),
@@ -174,7 +175,7 @@ class Preparer:
             is_calls=bool(rendered.conversation and rendered.conversation.must_call),
         )
         marks = self._marks_of(rendered.format)
-        for token in self._take(request.resumed).tokens:
+        for token in resumed:
             output.feed(self._vocabulary.piece(token) or marks.get(token, b""))  # told already
         return PreparedRequest(
             request.request_id,

@@ -291,7 +291,7 @@ class Scheduler:
             else:
                 request.alone_until = chunk.position + len(chunk.tokens)
                 self._pause(request, effects)
-        return effects
+        return [*effects, *map(Forget, self._kv.trim())]
 
     # Letting in and pausing
 
@@ -460,6 +460,7 @@ class Scheduler:
             Failed(request.request_id, code, message),
             Stop(request.sequence_id),
             *map(Forget, self._kv.release(request.sequence_id)),
+            *map(Forget, self._kv.trim()),
         ]
 
 

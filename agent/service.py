@@ -203,8 +203,9 @@ class Agent:
                 self._wanted.add(request_id)
                 self._link.status_changed()
                 self._prepare(preparer, frame)
-            case Tokenize() | Detokenize():
-                self._consult(frame)
+            case Tokenize(request_id=request_id) | Detokenize(request_id):
+                if request_id not in self._wanted:
+                    self._consult(frame)
             case Cancel(request_id):
                 self._cancel(request_id)
             case SetState(number, state):
@@ -221,6 +222,7 @@ class Agent:
             self._cancel(request_id)
         self._wanted.clear()
         self._given_back.clear()
+        self._consulting.clear()
 
     # What the model says
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 from balancer.buffer import Buffer
 from balancer.desired_state import BalancerDesiredState, InferenceParameters, agent_state
@@ -56,6 +56,10 @@ LOST_MODEL_PATIENCE = 60.0
 SHUTTING_DOWN = "the balancer is shutting down"
 
 NOT_DESCRIBED = Described(metadata=None, chat_template_override=None)
+
+
+Answer: TypeAlias = Tokenized | Detokenized | Failed
+"""To a consultation."""
 
 
 @dataclass(slots=True)
@@ -280,8 +284,9 @@ class Balancer:
         """What one pass of an agent brought forth."""
         self._agents[agent_id].watch.heard()
         for event in events:
-            if event.request_id in self._consultations:
-                self._answer(event)
+            if asked := self._consultations.get(event.request_id):
+                if asked[0] == agent_id and isinstance(event, Answer):
+                    self._answer(event)
             # An event of a request that has moved on since is out of date.
             elif self._dispatcher.serves(agent_id, event.request_id):
                 self._happened(self._agents[agent_id], event)
@@ -473,8 +478,7 @@ class Balancer:
             _, since = self._abandoned.pop(request_id)
             self.metrics.cancel.observe(monotonic() - since)
 
-    def _answer(self, event: Event) -> None:
-        """To a consultation."""
+    def _answer(self, event: Answer) -> None:
         _, exchange = self._consultations.pop(event.request_id)
         exchange.put(Told(None, event))
 

@@ -7,6 +7,7 @@ No I/O here: ``now`` is an argument, in seconds of a clock that only goes forwar
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from balancer.terms import Priority, Terms
 from common.ids import RequestId
@@ -15,6 +16,8 @@ from common.ids import RequestId
 @dataclass(slots=True)
 class Waiting:
     request_id: RequestId
+    arrival: int
+    """Those that came later have larger numbers."""
     terms: Terms
     deadline: float
     kin: str | None = None
@@ -64,13 +67,16 @@ class Buffer:
         self._classes[waiting.terms.priority][waiting.request_id] = waiting
 
     def push_back(self, waiting: Waiting) -> None:
-        """Put a request that had its turn already at the head of its class, even if the buffer is
-        full: it was accepted once and is not turned away now.
+        """Put a request that had its turn already before those of its class that came later, which is
+        nearly always at the head, even if the buffer is full: it was accepted once and is not turned
+        away now.
         """
         self.bytes += waiting.terms.size
         others = self._classes[waiting.terms.priority]
+        earlier = list(takewhile(lambda each: each.arrival < waiting.arrival, others.values()))
         others[waiting.request_id] = waiting
-        others.move_to_end(waiting.request_id, last=False)
+        for each in reversed([*earlier, waiting]):
+            others.move_to_end(each.request_id, last=False)
 
     def set_deadlines(self, deadline: float) -> None:
         """Of all that have none of their own."""

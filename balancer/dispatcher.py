@@ -81,6 +81,7 @@ class Dispatcher:
         self._policy = policy
         self._pool = AgentPool()
         self._bound: dict[RequestId, _Binding] = {}
+        self._arrivals = 0
         self._swapping_since: float | None = None
         """Since when agents change their models; None: nobody does."""
 
@@ -108,7 +109,8 @@ class Dispatcher:
 
     def submit(self, request_id: RequestId, terms: Terms = ANY, *, now: float) -> list[Effect]:
         """A new request: dispatched at once, buffered (no effect), or rejected."""
-        request = Waiting(request_id, terms, self._deadline(terms, now))
+        self._arrivals += 1
+        request = Waiting(request_id, self._arrivals, terms, self._deadline(terms, now))
         # Nobody waits for what is available: see _drain.
         if available := self._pool.available(terms.model):
             return [self._dispatch(request, available)]

@@ -19,7 +19,7 @@ loads, and then says the turn's number in ``turn_taken``, whether it had use for
 
 import enum
 import struct
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -238,7 +238,7 @@ class L2(Frame, frozen=True):
 class RmsNorm(Frame, frozen=True):
     """Divided by sqrt(mean of squares + ``epsilon``)."""
 
-    epsilon: float
+    epsilon: Annotated[float, msgspec.Meta(ge=0)]
 
 
 Normalization: TypeAlias = Unchanged | L2 | RmsNorm
@@ -377,7 +377,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 class TokenGenerated(Frame, frozen=True):
     request_id: RequestId
-    token: TokenId
+    token: Annotated[TokenId, msgspec.Meta(ge=0, le=2**31 - 1)]
     segments: tuple[Segment, ...]
     """What can be shown now: whole characters only; none while they are incomplete or could become
     a stop text or a mark.
@@ -588,15 +588,21 @@ _to_balancer = msgspec.msgpack.Decoder(ToBalancer)
 
 def decode_to_agent(data: bytes | str) -> ToAgent:
     """Raises ``msgspec.MsgspecError`` if it is no frame for an agent."""
-    return _to_agent.decode(_binary(data))
+    return _decode(_to_agent, data)
 
 
 def decode_to_balancer(data: bytes | str) -> ToBalancer:
     """Raises ``msgspec.MsgspecError`` if it is no frame for the balancer."""
-    return _to_balancer.decode(_binary(data))
+    return _decode(_to_balancer, data)
 
 
-def _binary(data: bytes | str) -> bytes:
+FrameT = TypeVar("FrameT")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[FrameT], data: bytes | str) -> FrameT:
     if isinstance(data, str):
         raise msgspec.DecodeError("frames are binary messages")
-    return data
+    try:
+        return decoder.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:  # msgspec does not map these itself
+        raise msgspec.DecodeError(str(error)) from error

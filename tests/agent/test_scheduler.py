@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from answers import content, plain_output, text_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from agent.budget import TILE
 from agent.echo import END, ByteVocabulary, EchoEngine
@@ -654,6 +653,24 @@ def test_the_cache_keeps_no_more_than_it_may() -> None:
     running.check()
 
 
+def test_the_cache_keeps_no_more_than_it_may_also_when_a_request_fails_that_shared_it() -> None:
+    running = Running(slots=3, context=200, cells=600, most_cached=100)
+    running.submit(R1, "p" * 80, max_tokens=2)
+    running.step()
+    running.submit(R2, "p" * 80, ignore_eos=True)
+    while not isinstance(running.last(R1), Finished):
+        running.step()
+    running.submit(R3, "z" * 80, max_tokens=1)
+    running.step()
+    assert isinstance(running.last(R3), Finished)
+
+    running.do(running.scheduler.fail(running.plan(), "failed"))
+
+    assert isinstance(running.last(R2), Failed)
+    assert running.scheduler.figures.cells_cached <= 100
+    running.check()
+
+
 def test_two_chats_with_a_common_beginning_keep_their_own_sequences() -> None:
     """B15 and B17: from the second turn on each finds its own history, whole, and no other's."""
     running = Running(slots=2, context=4000, cells=8000, sequences=8)
@@ -1197,98 +1214,6 @@ def test_a_request_that_is_over_keeps_no_image() -> None:
     del encoding, images, request
 
     assert kept() is None
-
-
-PIECES = ["a", "b", "ab", "<x*3>", "<y*5>", "<z*9>", "<v/3>", "<w/9>"]
-
-
-def _fitting(pieces: list[str]) -> str:
-    """The first ones, as far as they have 20 tokens."""
-    text = ""
-    for piece in pieces:
-        if len(mixed(text + piece)[0]) <= 20:
-            text += piece
-    return text
-
-
-class Histories(RuleBasedStateMachine):
-    """Whatever clients and the model do, in whatever order."""
-
-    SLOTS = 3
-
-    @initialize(
-        batch_size=st.integers(6, 40),
-        cells=st.integers(24, 80),
-        most_cached=st.integers(0, 80),
-        shares_cells=st.booleans(),
-        shares_part=st.booleans(),
-    )
-    def start(
-        self, batch_size: int, cells: int, most_cached: int, shares_cells: bool, shares_part: bool
-    ) -> None:
-        self.running = Running(
-            slots=self.SLOTS,
-            context=24,
-            batch_size=batch_size,
-            cells=cells,
-            most_cached=most_cached,
-            shares_cells=shares_cells,
-            shares_part=shares_part,
-        )
-        self.count = 0
-        self.live: set[RequestId] = set()
-
-    @rule(
-        text=st.lists(st.sampled_from(PIECES), min_size=1, max_size=20).map(_fitting),
-        max_tokens=st.integers(1, 30),
-        salt=st.sampled_from(["", "other"]),
-        ignore_eos=st.booleans(),
-    )
-    def submit(self, text: str, max_tokens: int, salt: str, ignore_eos: bool) -> None:
-        if len(self.live) < self.SLOTS:
-            self.count += 1
-            request_id = RequestId(f"r{self.count}")
-            self.live.add(request_id)
-            self.running.submit(
-                request_id, text, max_tokens=max_tokens, salt=salt, ignore_eos=ignore_eos
-            )
-
-    @rule()
-    def step(self) -> None:
-        assert bool(self.running.step()) == bool(self.live), "stalled"
-        self.observe()
-
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        if self.live:
-            request_id = data.draw(st.sampled_from(sorted(self.live)))
-            self.running.do(self.running.scheduler.cancel(request_id))
-            self.observe()
-
-    @rule()
-    def fail(self) -> None:
-        chunks = self.running.plan()
-        self.running.do(self.running.scheduler.fail(chunks, "failed"))
-        self.observe()
-
-    def observe(self) -> None:
-        for event in self.running.told:
-            assert event.request_id in self.live, "spoke of the dead"
-            if isinstance(event, Finished | Failed):
-                self.live.remove(event.request_id)
-        self.running.told.clear()
-
-    @invariant()
-    def idle_only_when_nothing_lives(self) -> None:
-        assert self.running.scheduler.is_idle == (not self.live)
-
-    @invariant()
-    def the_account_of_cells_is_right(self) -> None:
-        self.running.check()
-
-
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
 def test_ten_thousand_requests_leave_nothing_behind() -> None:

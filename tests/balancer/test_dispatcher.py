@@ -1,11 +1,6 @@
-"""The dispatcher's decisions, one per test; then what must hold whatever happens."""
-
-from collections.abc import Iterable
+"""The dispatcher's decisions, one per test. What must hold whatever happens: see the machine."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from balancer.buffer import Buffer
 from balancer.dispatcher import (
@@ -382,6 +377,18 @@ def test_an_agent_lost_while_it_changes_its_model_is_not_waited_for(
     assert dispatcher.next_deadline == 17
 
 
+def test_who_came_first_goes_first_whichever_agent_lets_go_of_it_first() -> None:
+    dispatcher = Dispatcher(Buffer(capacity=4, patience=10.0))
+    join(dispatcher, A, slots=1)
+    join(dispatcher, B, slots=1)
+    for request_id in (R1, R2, R3):
+        dispatcher.submit(request_id, now=0)
+
+    assert dispatcher.refuse(R1, now=0) == []
+    assert dispatcher.leave(B, now=0) == []
+    assert join(dispatcher, C, slots=3) == [Dispatch(R1, C), Dispatch(R2, C), Dispatch(R3, C)]
+
+
 def test_a_request_refused_by_an_agent_that_changes_its_model_waits_for_it(
     dispatcher: Dispatcher,
 ) -> None:
@@ -392,195 +399,3 @@ def test_a_request_refused_by_an_agent_that_changes_its_model_waits_for_it(
     dispatcher.refuse(R1, now=0.0)
 
     assert dispatcher.next_deadline == 9 + LONGEST_SWAP
-
-
-CAPACITY, PATIENCE = 3, 5.0
-MODELS = ("one", "two")
-
-
-class Histories(RuleBasedStateMachine):
-    """Random clients and agents, against a plain model of who waits and who runs where."""
-
-    @initialize()
-    def start(self) -> None:
-        self.now = 0.0
-        self.count = 0
-        self.dispatcher = Dispatcher(Buffer(capacity=CAPACITY, patience=PATIENCE))
-        self.slots: dict[AgentId, int] = {}
-        self.draining: set[AgentId] = set()
-        self.refused: set[AgentId] = set()
-        self.models: dict[AgentId, str] = {}
-        self.terms: dict[RequestId, Terms] = {}
-        self.waiting: list[RequestId] = []
-        self.running: dict[RequestId, AgentId] = {}
-        self.abandoned: set[RequestId] = set()
-        self.started: set[RequestId] = set()
-
-    def observe(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            request_id = effect.request_id
-            assert request_id not in self.abandoned or isinstance(effect, Abandon)
-            match effect:
-                case Dispatch(_, agent_id):
-                    model = self.models[agent_id]
-                    fitting = [r for r in self.waiting if self.terms[r].model in (None, model)]
-                    assert fitting, "of another model"
-                    order = list(Priority)
-                    first = min(fitting, key=lambda r: order.index(self.terms[r].priority))
-                    assert first == request_id, "overtaken in the buffer"
-                    assert request_id not in self.started, "answered twice"
-                    self.waiting.remove(request_id)
-                    self.running[request_id] = agent_id
-                case Reject():
-                    if request_id in self.waiting:
-                        self.waiting.remove(request_id)
-                    else:
-                        del self.running[request_id]
-                case Abandon(_, agent_id):
-                    assert self.running[request_id] == agent_id
-
-    def pick(self, data: st.DataObject, among: Iterable[RequestId]) -> RequestId | None:
-        live = sorted(among)
-        return data.draw(st.sampled_from(live)) if live else None
-
-    @rule(
-        model=st.sampled_from([None, *MODELS]),
-        priority=st.sampled_from(Priority),
-        deadline=st.sampled_from([None, 3.0]),
-    )
-    def submit(self, model: str | None, priority: Priority, deadline: float | None) -> None:
-        self.count += 1
-        request_id = RequestId(f"r{self.count:04}")
-        terms = self.terms[request_id] = Terms(model, priority, deadline)
-        self.waiting.append(request_id)
-        self.observe(self.dispatcher.submit(request_id, terms, now=self.now))
-
-    @rule(slots=st.integers(0, 3), draining=st.booleans(), model=st.sampled_from(MODELS))
-    def join(self, slots: int, draining: bool, model: str) -> None:
-        self.count += 1
-        agent_id = AgentId(f"a{self.count:04}")
-        self.dispatcher.join(agent_id)
-        self.models[agent_id] = model
-        self.report(agent_id, slots, draining)
-
-    def report(self, agent_id: AgentId, slots: int, draining: bool, swapping: bool = False) -> None:
-        self.slots[agent_id] = slots
-        self.refused.discard(agent_id)
-        (self.draining.add if draining else self.draining.discard)(agent_id)
-        self.observe(
-            self.dispatcher.report(
-                agent_id,
-                slots=slots,
-                draining=draining,
-                swapping=swapping,
-                models=frozenset({self.models[agent_id]}),
-                now=self.now,
-            )
-        )
-
-    @rule(data=st.data(), slots=st.integers(0, 3), draining=st.booleans(), swapping=st.booleans())
-    def change(self, data: st.DataObject, slots: int, draining: bool, swapping: bool) -> None:
-        if self.slots:
-            agent_id = data.draw(st.sampled_from(sorted(self.slots)))
-            self.report(agent_id, slots, draining or swapping, swapping)
-
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        if not self.slots:
-            return
-        agent_id = data.draw(st.sampled_from(sorted(self.slots)))
-        del self.slots[agent_id]
-        lost = [r for r, holder in self.running.items() if holder == agent_id]
-        put_back: list[RequestId] = []
-        for request_id in lost:
-            if request_id in self.abandoned:
-                del self.running[request_id]
-                self.abandoned.remove(request_id)
-            elif request_id not in self.started:
-                put_back.append(request_id)
-        effects = self.dispatcher.leave(agent_id, now=self.now)
-        given_up = {effect.request_id for effect in effects if isinstance(effect, Reject)}
-        for request_id in put_back:
-            if request_id not in given_up:
-                del self.running[request_id]
-        self.waiting[:0] = [r for r in put_back if r not in given_up]
-        assert {r for r in lost if r in self.started and r in self.running} <= given_up
-        self.observe(effects)
-
-    @rule(data=st.data())
-    def start_request(self, data: st.DataObject) -> None:
-        if request_id := self.pick(data, self.running):
-            self.started.add(request_id)
-            self.dispatcher.start(request_id)
-
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
-        if request_id := self.pick(data, self.running):
-            self.refused.discard(self.running.pop(request_id))
-            self.abandoned.discard(request_id)
-            self.observe(self.dispatcher.finish(request_id))
-
-    @rule(data=st.data())
-    def refuse(self, data: st.DataObject) -> None:
-        if request_id := self.pick(data, self.running):
-            effects = self.dispatcher.refuse(request_id, now=0.0)
-            self.refused.add(self.running[request_id])
-            if request_id in self.abandoned:
-                self.abandoned.remove(request_id)
-                del self.running[request_id]
-            elif request_id not in self.started:
-                self.waiting.insert(0, request_id)
-                del self.running[request_id]
-            self.observe(effects)
-
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        live = [*self.waiting, *(r for r in self.running if r not in self.abandoned)]
-        if request_id := self.pick(data, live):
-            effects = self.dispatcher.cancel(request_id)
-            if request_id in self.waiting:
-                self.waiting.remove(request_id)
-                assert effects == []
-            else:
-                assert effects == [Abandon(request_id, self.running[request_id])]
-                self.abandoned.add(request_id)
-
-    @rule(data=st.data())
-    def speak_of_the_dead(self, data: st.DataObject) -> None:
-        gone = RequestId(f"r{data.draw(st.integers(0, self.count)):04}")
-        if gone not in self.running and gone not in self.waiting:
-            assert self.dispatcher.finish(gone) == []
-            assert self.dispatcher.refuse(gone, now=0.0) == []
-            assert self.dispatcher.cancel(gone) == []
-
-    @rule(seconds=st.floats(0.1, 6.0))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-        self.observe(self.dispatcher.expire(now=self.now))
-        assert self.dispatcher.next_deadline is None or self.dispatcher.next_deadline > self.now
-
-    @invariant()
-    def no_agent_is_given_more_than_it_offers(self) -> None:
-        for agent_id in self.slots:
-            bound = sum(holder == agent_id for holder in self.running.values())
-            assert self.dispatcher.bound(agent_id) == bound
-
-    @invariant()
-    def nobody_waits_while_a_slot_is_free(self) -> None:
-        free = [
-            agent_id
-            for agent_id, slots in self.slots.items()
-            if agent_id not in self.draining | self.refused
-            and self.dispatcher.bound(agent_id) < slots
-        ]
-        served = {self.models[agent_id] for agent_id in free}
-        fits = [r for r in self.waiting if served and self.terms[r].model in {None, *served}]
-        assert not fits
-
-    @invariant()
-    def the_buffer_holds_who_waits(self) -> None:
-        assert self.dispatcher.buffered == len(self.waiting)
-
-
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
