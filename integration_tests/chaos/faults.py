@@ -1,0 +1,155 @@
+"""Carries out faults, and waits until what they struck is as it was."""
+
+import asyncio
+import signal
+from collections.abc import Iterable, Set
+from time import monotonic
+
+from integration_tests.chaos.cluster import (
+    BACK_TIMEOUT,
+    CONTROLLER,
+    PROXY,
+    REPLICA,
+    ChaosAgent,
+    Cluster,
+    send,
+)
+from integration_tests.chaos.ledger import Ledger, Struck
+from integration_tests.chaos.network import Direction
+from integration_tests.chaos.plan import OF_BALANCER, Fault, Kind
+
+LATEST = 0.2
+"""Seconds, of a link that is delayed."""
+
+REVIVE_PAUSE = 0.2
+
+PROCESSES = {
+    Kind.KILL_REPLICA: REPLICA,
+    Kind.KILL_PROXY: PROXY,
+    Kind.KILL_CONTROLLER: CONTROLLER,
+}
+
+
+class Faults:
+    def __init__(self, cluster: Cluster, ledger: Ledger) -> None:
+        self._cluster = cluster
+        self._ledger = ledger
+        self._busy: set[str] = set()
+        """What is being struck."""
+        self.violations: list[str] = []
+
+    async def strike(self, plan: Iterable[Fault]) -> None:
+        """One after the other, though their consequences may overlap; until the plan ends. What
+        is struck already is left out: another one has its turn.
+        """
+        async with asyncio.TaskGroup() as group:
+            for fault in plan:
+                await asyncio.sleep(fault.wait)
+                group.create_task(self._strike(fault))
+
+    async def _strike(self, fault: Fault) -> None:
+        agent = None if fault.agent is None else self._free_agent(fault.agent)
+        target = fault.kind if agent is None else agent.name
+        if target in self._busy or (agent is None and fault.kind not in OF_BALANCER):
+            return
+        self._busy.add(target)
+        began = monotonic()
+        try:
+            if agent is None:
+                await self._strike_balancer(fault.kind)
+            else:
+                await self._strike_agent(agent, fault)
+        finally:
+            self._busy.discard(target)
+            name = None if agent is None else agent.name
+            self._ledger.struck.append(Struck(fault.kind, name, began, monotonic()))
+
+    def _free_agent(self, number: int) -> ChaosAgent | None:
+        """That one, or the next one that is well."""
+        agents = self._cluster.agents
+        for agent in agents[number:] + agents[:number]:
+            if agent.name not in self._busy and self._cluster.serves(agent.name):
+                return agent
+        return None
+
+    async def _strike_agent(self, agent: ChaosAgent, fault: Fault) -> None:
+        before = self._cluster.ids(agent.name)
+        pid = agent.pid
+        match fault.kind:
+            case Kind.KILL:
+                send(pid, signal.SIGKILL)
+                await self._back(agent, fault.kind, before)
+            case Kind.STOP:
+                await self._stop(agent, pid, fault)
+            case Kind.PAUSE:
+                send(pid, signal.SIGSTOP)
+                await asyncio.sleep(fault.lasts)
+                send(pid, signal.SIGCONT)
+                if agent.pid != pid:
+                    self.violations.append(
+                        f"{agent.name} was stopped for {fault.lasts:.1f} s, and killed for it"
+                    )
+            case Kind.CUT:
+                with agent.passage.closed():
+                    await asyncio.sleep(fault.lasts)
+                await self._back(agent, fault.kind)
+            case Kind.FREEZE_UP | Kind.FREEZE_DOWN:
+                up = fault.kind is Kind.FREEZE_UP
+                with agent.passage.held(Direction.UP if up else Direction.DOWN):
+                    await asyncio.sleep(fault.lasts)
+                await self._back(agent, fault.kind)
+            case Kind.DELAY:
+                with agent.passage.late(LATEST):
+                    await asyncio.sleep(fault.lasts)
+            case Kind.KILL_REPLICA | Kind.KILL_PROXY | Kind.KILL_CONTROLLER:
+                raise AssertionError("no agent's fault")
+
+    async def _stop(self, agent: ChaosAgent, pid: int, fault: Fault) -> None:
+        """Its keeper has to kill it and to start another one."""
+        before = self._cluster.ids(agent.name)
+        has_keeper = agent.has_keeper
+        send(pid, signal.SIGSTOP)
+        end = monotonic() + fault.lasts
+        while monotonic() < end and agent.pid == pid:  # noqa: ASYNC110, nobody tells
+            await asyncio.sleep(REVIVE_PAUSE)
+        if agent.pid != pid:
+            await self._back(agent, fault.kind, before)
+            return
+        if has_keeper:
+            self.violations.append(f"{agent.name} was not killed although stopped")
+        send(pid, signal.SIGCONT)
+        await self._back(agent, fault.kind)
+
+    async def _back(self, agent: ChaosAgent, kind: Kind, gone: Set[str] = frozenset()) -> None:
+        """Wait until it serves again, as none of those that have ``gone``."""
+        cluster = self._cluster
+
+        def is_back() -> bool:
+            agent.revive()
+            return cluster.serves(agent.name) and not cluster.ids(agent.name) & gone
+
+        end = monotonic() + BACK_TIMEOUT
+        while not is_back():
+            if monotonic() > end:
+                self.violations.append(f"{agent.name} did not come back ({kind})")
+                return
+            await cluster.until(is_back, REVIVE_PAUSE)
+
+    async def _strike_balancer(self, kind: Kind) -> None:
+        words = PROCESSES[kind]
+        for pid in (killed := self._cluster.find(words)):
+            send(pid, signal.SIGKILL)
+        end = monotonic() + BACK_TIMEOUT
+        while not (set(self._cluster.find(words)) - set(killed) and self._all_serve()):
+            if monotonic() > end:
+                self.violations.append(f"not as before after: {kind}")
+                return
+            await asyncio.sleep(REVIVE_PAUSE)
+
+    def _all_serve(self) -> bool:
+        """All agents that are not struck just now."""
+        return all(
+            self._cluster.serves(agent.name)
+            for agent in self._cluster.agents
+            if agent.name not in self._busy
+        )

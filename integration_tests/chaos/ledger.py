@@ -1,0 +1,229 @@
+"""What was asked and what came of it: every request has exactly one outcome, and the right one.
+
+No I/O and no clock here: ``now`` is an argument, in seconds of any clock that goes on.
+"""
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from balancer.dispatcher import MOST_LOSSES
+from integration_tests.chaos.plan import LOSING, OF_BALANCER, Kind, Manner, Protocol, Question
+
+LONGEST = 240.0
+"""Seconds until a request must have its outcome."""
+
+NOTEWORTHY = 0.5
+"""Seconds without a piece that are a gap."""
+
+AFTERMATH = 30.0
+"""Seconds after a fault in which its consequences may show."""
+
+
+class Outcome(enum.StrEnum):
+    COMPLETE = "complete"
+    ERROR = "error"
+    """A last message that says what went wrong."""
+    CUT = "cut off"
+    """The connection ended, or could not be had, without a last message."""
+    LEFT = "left"
+    """The client itself."""
+    REFUSED = "refused"
+    """As rubbish has to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A fault that was carried out."""
+
+    kind: Kind
+    agent: str | None
+    began: float
+    ended: float
+    """When all was as before: the agent back, the link as good as it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    outcome: Outcome
+    at: float
+    code: str
+    """Of an error; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    began: float
+    ended: float
+    agent: str | None
+    """Who was at it, if the protocol tells."""
+
+
+@dataclass(slots=True)
+class Record:
+    name: str
+    protocol: Protocol
+    manner: Manner
+    question: Question | None
+    """None: rubbish."""
+    began: float
+    said: int = 0
+    """Characters of the answer that have come."""
+    agents: list[str] = field(default_factory=list[str])
+    """Who generated it, one after the other, if the protocol tells."""
+    gaps: list[Gap] = field(default_factory=list[Gap])
+    first: float | None = None
+    ending: Ending | None = None
+    faults: list[str] = field(default_factory=list[str])
+    """What was wrong with what came."""
+    _newest: float = 0.0
+
+    def heard(self, text: str, *, now: float, agent: str | None = None) -> None:
+        """A piece of the answer has come."""
+        if self.ending is not None:
+            self.faults.append(f"after its end came {text[:40]!r}")
+            return
+        if self.question is None:
+            self.faults.append(f"rubbish was answered with {text[:40]!r}")
+            return
+        wanted = self.question.answer[self.said : self.said + len(text)]
+        if text != wanted:
+            self.faults.append(
+                f"at character {self.said} of {len(self.question.answer)} came {text[:40]!r}"
+                f" and not {wanted[:40]!r}"
+            )
+        if self.first is None:
+            self.first = now
+        elif now - self._newest > NOTEWORTHY:
+            self.gaps.append(Gap(self._newest, now, self.agents[-1] if self.agents else None))
+        self._newest = now
+        self.said += len(text)
+        if agent is not None and (not self.agents or self.agents[-1] != agent):
+            self.agents.append(agent)
+
+    def counted(self, *, prompt: int, answer: int) -> None:
+        """The usage has come, in tokens."""
+        assert self.question is not None
+        wanted = (len(self.question.prompt.encode()), self.question.tokens)
+        if (prompt, answer) != wanted:
+            self.faults.append(
+                f"the usage is {prompt} + {answer} tokens and not {wanted[0]} + {wanted[1]}"
+            )
+
+    def ended(self, outcome: Outcome, *, now: float, code: str = "") -> None:
+        if self.ending is not None:
+            self.faults.append(f"{outcome} {code} after it was {self.ending.outcome} already")
+            return
+        self.ending = Ending(outcome, now, code)
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.struck: list[Struck] = []
+
+    def open(
+        self,
+        name: str,
+        protocol: Protocol,
+        manner: Manner,
+        question: Question | None,
+        *,
+        now: float,
+    ) -> Record:
+        record = Record(name, protocol, manner, question, now)
+        self.records.append(record)
+        return record
+
+    def violations(self, *, now: float) -> list[str]:
+        """What must never be, in words; empty: all is well."""
+        return [
+            f"request {record.name} ({record.protocol}, {record.manner}): {fault}"
+            for record in self.records
+            for fault in _faults(record, self.struck, now=now)
+        ]
+
+    def avoidable(self) -> list[Record]:
+        """Requests that ended with an error although agents alone were struck, and not so often
+        that a request may be given up.
+        """
+        return [record for record in self.records if is_avoidable(record, self.struck)]
+
+
+def is_avoidable(record: Record, struck: Iterable[Struck]) -> bool:
+    """The error could have been avoided for certain. Which agent a request is bound to is not known
+    in all protocols, so every agent that was lost in its life may have been its own.
+    """
+    ending = record.ending
+    if ending is None or ending.outcome not in {Outcome.ERROR, Outcome.CUT}:
+        return False
+    in_its_life = [s for s in struck if touches(s, record)]
+    if any(s.kind in OF_BALANCER for s in in_its_life):
+        return False
+    losses = sum(s.kind in LOSING for s in in_its_life)
+    return losses <= MOST_LOSSES
+
+
+def touches(struck: Struck, record: Record) -> bool:
+    """May the request owe its outcome to this?"""
+    end = float("inf") if record.ending is None else record.ending.at
+    if struck.kind in OF_BALANCER:
+        return struck.began <= end and struck.ended + AFTERMATH >= record.began
+    return struck.began <= end and struck.ended >= record.began
+
+
+def _faults(record: Record, struck: Sequence[Struck], *, now: float) -> list[str]:
+    found = list(record.faults)
+    ending = record.ending
+    if ending is None:
+        return [*found, "has no outcome"]
+    if ending.at - record.began > LONGEST:
+        found.append(f"took {ending.at - record.began:.0f} s")
+    balancer_struck = any(s.kind in OF_BALANCER and touches(s, record) for s in struck)
+    question = record.question
+    match ending.outcome:
+        case Outcome.COMPLETE if question is not None and record.said < len(question.answer):
+            found.append(f"ended well after {record.said} of {len(question.answer)} characters")
+        case Outcome.COMPLETE if question is None:
+            found.append("rubbish was served")
+        case Outcome.CUT if not balancer_struck:
+            found.append(f"ended in silence {ending.code}")
+        case Outcome.REFUSED if question is not None:
+            found.append(f"was refused: {ending.code}")
+        case Outcome.ERROR if question is None and not balancer_struck:
+            found.append(f"rubbish was not refused: {ending.code}")
+        case _:
+            pass
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Of requests that are over, as the balancer's metrics have them."""
+
+    by_outcome: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_outcome.values())
+
+
+def disagreements(records: Sequence[Record], counts: Counts) -> list[str]:
+    """Between what clients saw and what the balancer counted since all were zero; for a run in which
+    the balancer itself was not struck. Of a client that left nobody knows how far it came.
+    """
+    asked = [record for record in records if record.question is not None]
+    left = sum(r.ending is not None and r.ending.outcome is Outcome.LEFT for r in asked)
+    certain = len(asked) - left
+    found: list[str] = []
+    if not certain <= counts.total <= len(asked):
+        found.append(
+            f"the balancer counted {counts.total} outcomes of {certain} requests and {left} that left"
+        )
+    complete = sum(r.ending is not None and r.ending.outcome is Outcome.COMPLETE for r in asked)
+    well = counts.by_outcome.get("stop", 0) + counts.by_outcome.get("length", 0)
+    if not complete <= well <= complete + left:
+        found.append(
+            f"the balancer counted {well} complete answers, clients {complete} and {left} left"
+        )
+    return found

@@ -1,0 +1,101 @@
+"""A run as tables: what struck and how long it took to mend, what came of the requests, and how long
+nobody got a token.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+
+from integration_tests.chaos.ledger import Outcome, Record
+from integration_tests.chaos.run import Report
+
+
+def show(report: Report, console: Console) -> None:
+    console.print(faults_table(report))
+    console.print(outcomes_table(report.ledger.records))
+    console.print(growth_table(report))
+    asked = len(report.ledger.records)
+    avoidable = report.ledger.avoidable()
+    console.print(
+        f"seed {report.settings.seed}: {len(report.ledger.struck)} faults, {asked} requests in"
+        f" {report.seconds:.0f} s; {len(report.violations)} violations,"
+        f" {len(avoidable)} avoidable errors",
+        highlight=False,
+    )
+    for violation in report.violations:
+        console.print(f"  violation: {violation}", markup=False, highlight=False, soft_wrap=True)
+    for record in avoidable:
+        assert record.ending is not None
+        console.print(
+            f"  avoidable: request {record.name} ({record.protocol}): {record.ending.outcome}"
+            f" {record.ending.code}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def faults_table(report: Report) -> Table:
+    table = Table(title="Faults")
+    for name in ("kind", "how many", "mended after", "longest", "longest gap in a stream"):
+        table.add_column(name, justify="left" if name == "kind" else "right")
+    lasted: dict[str, list[float]] = defaultdict(list)
+    gaps: dict[str, float] = defaultdict(float)
+    for struck in report.ledger.struck:
+        lasted[struck.kind].append(struck.ended - struck.began)
+        for record in report.ledger.records:
+            for gap in record.gaps:
+                # Whose gap it is, if the protocol tells who was at work.
+                is_its = gap.agent is not None and gap.agent == struck.agent
+                if is_its and gap.began <= struck.ended and gap.ended >= struck.began:
+                    gaps[struck.kind] = max(gaps[struck.kind], gap.ended - gap.began)
+    for kind, times in sorted(lasted.items()):
+        median = sorted(times)[len(times) // 2]
+        gap = f"{gaps[kind]:.1f} s" if kind in gaps else ""
+        table.add_row(kind, str(len(times)), f"{median:.1f} s", f"{max(times):.1f} s", gap)
+    return table
+
+
+def outcomes_table(records: Iterable[Record]) -> Table:
+    """Protocol by outcome."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for record in records:
+        protocol = "rubbish" if record.question is None else str(record.protocol)
+        counts[protocol, _outcome(record)] += 1
+    outcomes = sorted({outcome for _, outcome in counts})
+    table = Table(title="Outcomes")
+    table.add_column("protocol")
+    for outcome in outcomes:
+        table.add_column(outcome, justify="right")
+    for protocol in sorted({protocol for protocol, _ in counts}):
+        table.add_row(protocol, *(str(counts[protocol, outcome] or "") for outcome in outcomes))
+    return table
+
+
+def _outcome(record: Record) -> str:
+    if record.ending is None:
+        return "NONE"
+    match record.ending.outcome:
+        case Outcome.COMPLETE if len(record.agents) > 1:
+            return f"complete, {len(record.agents) - 1} move(s) seen"
+        case Outcome.ERROR:
+            return record.ending.code
+        case outcome:
+            return str(outcome)
+
+
+def growth_table(report: Report) -> Table:
+    table = Table(title="Before and after")
+    for name in ("process", "MB before", "after", "descriptors before", "after"):
+        table.add_column(name, justify="left" if name == "process" else "right")
+    for name, old, new in report.growth:
+        table.add_row(
+            name,
+            f"{old.kilobytes / 1024:.0f}",
+            f"{new.kilobytes / 1024:.0f}",
+            str(old.descriptors),
+            str(new.descriptors),
+        )
+    return table
