@@ -21,6 +21,8 @@ SOCKET = "/api/v1/inference_socket"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
+REQUEST_ID = "x-request-id"
+
 LONGEST_PAUSE = 1.5
 """Seconds between two looks of a slow reader."""
 
@@ -131,6 +133,7 @@ class Clients:
                 await response.aread()
                 _refused(record, response)
                 return
+            record.request_id = response.headers.get(REQUEST_ID)
             pieces = 0
             async with aclosing(read(response.aiter_lines(), record)) as reading:
                 async for _ in reading:
@@ -144,6 +147,7 @@ class Clients:
 
     async def _whole(self, question: Question, record: Record) -> None:
         response = await self._http.post(CHAT, json=self._chat(question, stream=False))
+        record.request_id = response.headers.get(REQUEST_ID)
         if not response.is_success:
             _refused(record, response)
             return
@@ -273,7 +277,9 @@ def _refused(record: Record, response: httpx.Response) -> None:
 
 async def _native(lines: AsyncIterator[str], record: Record) -> AsyncGenerator[None, None]:
     async for line in lines:
-        take_native(record, json.loads(line))
+        message = json.loads(line)
+        record.request_id = next(iter(message.values()))["request_id"]
+        take_native(record, message)
         yield
 
 

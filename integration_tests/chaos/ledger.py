@@ -4,10 +4,11 @@ No I/O and no clock here: ``now`` is an argument, in seconds of any clock that g
 """
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from balancer.dispatcher import MOST_LOSSES
+from common.errors import ErrorCode
 from integration_tests.chaos.plan import LOSING, OF_BALANCER, Kind, Manner, Protocol, Question
 
 LONGEST = 240.0
@@ -59,6 +60,13 @@ class Gap:
     """Who was at it, if the protocol tells."""
 
 
+@dataclass(frozen=True, slots=True)
+class Spell:
+    agent: str
+    began: float
+    """When its first piece came."""
+
+
 @dataclass(slots=True)
 class Record:
     name: str
@@ -69,14 +77,24 @@ class Record:
     began: float
     said: int = 0
     """Characters of the answer that have come."""
-    agents: list[str] = field(default_factory=list[str])
+    spells: list[Spell] = field(default_factory=list["Spell"])
     """Who generated it, one after the other, if the protocol tells."""
     gaps: list[Gap] = field(default_factory=list[Gap])
+    request_id: str | None = None
+    """The balancer's own, if the protocol tells it."""
+    dispatches: int | None = None
+    """How often the balancer gave it to an agent, by its log; None: that cannot be known."""
     first: float | None = None
     ending: Ending | None = None
     faults: list[str] = field(default_factory=list[str])
     """What was wrong with what came."""
     _newest: float = 0.0
+
+    @property
+    def moves(self) -> int:
+        """How often another agent went on with it, as far as it is known."""
+        seen = max(0, len(self.spells) - 1)
+        return seen if self.dispatches is None else max(seen, self.dispatches - 1)
 
     def heard(self, text: str, *, now: float, agent: str | None = None) -> None:
         """A piece of the answer has come."""
@@ -95,11 +113,11 @@ class Record:
         if self.first is None:
             self.first = now
         elif now - self._newest > NOTEWORTHY:
-            self.gaps.append(Gap(self._newest, now, self.agents[-1] if self.agents else None))
+            self.gaps.append(Gap(self._newest, now, self.spells[-1].agent if self.spells else None))
         self._newest = now
         self.said += len(text)
-        if agent is not None and (not self.agents or self.agents[-1] != agent):
-            self.agents.append(agent)
+        if agent is not None and (not self.spells or self.spells[-1].agent != agent):
+            self.spells.append(Spell(agent, now))
 
     def counted(self, *, prompt: int, answer: int) -> None:
         """The usage has come, in tokens."""
@@ -135,6 +153,12 @@ class Ledger:
         self.records.append(record)
         return record
 
+    def dispatched(self, counts: Mapping[str, int]) -> None:
+        """By the balancer's log: how often it gave each request to an agent, by its own ids."""
+        for record in self.records:
+            if record.request_id is not None:
+                record.dispatches = counts.get(record.request_id, 0)
+
     def violations(self, *, now: float) -> list[str]:
         """What must never be, in words; empty: all is well."""
         return [
@@ -143,25 +167,38 @@ class Ledger:
             for fault in _faults(record, self.struck, now=now)
         ]
 
-    def avoidable(self) -> list[Record]:
-        """Requests that ended with an error although agents alone were struck, and not so often
-        that a request may be given up.
-        """
-        return [record for record in self.records if is_avoidable(record, self.struck)]
 
+def is_excused(record: Record, struck: Sequence[Struck]) -> bool:
+    """May it have ended with an error? Only
 
-def is_avoidable(record: Record, struck: Iterable[Struck]) -> bool:
-    """The error could have been avoided for certain. Which agent a request is bound to is not known
-    in all protocols, so every agent that was lost in its life may have been its own.
+    1. if the balancer's side was struck meanwhile: then streams end, but clearly;
+    2. if it lost more agents than a request may lose;
+    3. for being read too slowly.
     """
-    ending = record.ending
-    if ending is None or ending.outcome not in {Outcome.ERROR, Outcome.CUT}:
-        return False
-    in_its_life = [s for s in struck if touches(s, record)]
-    if any(s.kind in OF_BALANCER for s in in_its_life):
-        return False
-    losses = sum(s.kind in LOSING for s in in_its_life)
-    return losses <= MOST_LOSSES
+    assert record.ending is not None
+    if any(s.kind in OF_BALANCER and touches(s, record) for s in struck):
+        return True
+    if record.ending.code.endswith(ErrorCode.AGENT_LOST):
+        return most_losses(record, struck) > MOST_LOSSES
+    slow = record.ending.code.endswith(ErrorCode.SLOW_CLIENT)
+    return slow and record.manner is Manner.READS_SLOWLY
+
+
+def most_losses(record: Record, struck: Sequence[Struck]) -> int:
+    """How many agents it may have lost: exactly, if the log has it; else all that were lost while it
+    was theirs, or may have been.
+    """
+    if record.dispatches is not None:
+        return record.dispatches
+    losses = [s for s in struck if s.kind in LOSING and touches(s, record)]
+    found = 0
+    for s in losses:
+        before = [spell for spell in record.spells if spell.began <= s.ended]
+        # Since the one before it was lost, and until its first piece has come, it may be anybody's.
+        suspects = {spell.agent for spell in record.spells if spell.began >= s.began}
+        suspects |= {spell.agent for spell in before[-1:]}
+        found += not record.spells or s.began <= record.spells[0].began or s.agent in suspects
+    return found
 
 
 def touches(struck: Struck, record: Record) -> bool:
@@ -192,6 +229,8 @@ def _faults(record: Record, struck: Sequence[Struck], *, now: float) -> list[str
             found.append(f"was refused: {ending.code}")
         case Outcome.ERROR if question is None and not balancer_struck:
             found.append(f"rubbish was not refused: {ending.code}")
+        case Outcome.ERROR if question is not None and not is_excused(record, struck):
+            found.append(f"an error that could have been avoided: {ending.code}")
         case _:
             pass
     return found

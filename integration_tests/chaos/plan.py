@@ -21,7 +21,7 @@ BEGINNINGS = (
 )
 """Shared by many prompts, so that agents also share what they have read of them."""
 
-SHORTEST, LONGEST = 120, 700
+SHORTEST, LONGEST = 100, 500
 """Bytes of a prompt: some seconds of a paced echo."""
 
 

@@ -17,24 +17,13 @@ def show(report: Report, console: Console) -> None:
     console.print(outcomes_table(report.ledger.records))
     console.print(growth_table(report))
     asked = len(report.ledger.records)
-    avoidable = report.ledger.avoidable()
     console.print(
         f"seed {report.settings.seed}: {len(report.ledger.struck)} faults, {asked} requests in"
-        f" {report.seconds:.0f} s; {len(report.violations)} violations,"
-        f" {len(avoidable)} avoidable errors",
+        f" {report.seconds:.0f} s; {len(report.violations)} violations",
         highlight=False,
     )
     for violation in report.violations:
         console.print(f"  violation: {violation}", markup=False, highlight=False, soft_wrap=True)
-    for record in avoidable:
-        assert record.ending is not None
-        console.print(
-            f"  avoidable: request {record.name} ({record.protocol}): {record.ending.outcome}"
-            f" {record.ending.code}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
 
 
 def faults_table(report: Report) -> Table:
@@ -78,10 +67,10 @@ def _outcome(record: Record) -> str:
     if record.ending is None:
         return "NONE"
     match record.ending.outcome:
-        case Outcome.COMPLETE if len(record.agents) > 1:
-            return f"complete, {len(record.agents) - 1} move(s) seen"
+        case Outcome.COMPLETE if record.moves:
+            return f"complete after {record.moves} move{'s' * (record.moves > 1)}"
         case Outcome.ERROR:
-            return record.ending.code
+            return record.ending.code.split()[-1]
         case outcome:
             return str(outcome)
 

@@ -7,7 +7,8 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -31,7 +32,7 @@ from integration_tests.chaos.ledger import LONGEST, Counts, Ledger, disagreement
 from integration_tests.chaos.plan import OF_BALANCER, Fault, Kind, faults, visit
 from integration_tests.helpers.product import Up, start_up
 
-WARM_UP_VISITS = 30
+WARM_UP_VISITS = 20
 CALM_TIMEOUT = 30.0
 """Seconds for slots and buffer to be free after the last client has gone."""
 
@@ -39,6 +40,7 @@ MOST_GROWTH = 40 * 2**10
 """Kilobytes of resident memory."""
 MOST_MORE_DESCRIPTORS = 12
 
+DISPATCHED = re.compile(r"request_id=(\w+) agent_id=\w+ dispatched$", re.MULTILINE)
 COUNTED = re.compile(r'^headrace_requests_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
@@ -88,6 +90,15 @@ def _folders(up: Up) -> set[str]:
     return set(re.findall(r"/tmp/headrace-\w+", " ".join(up.command.processes())))
 
 
+def _dispatches(folders: Iterable[str]) -> Counter[str]:
+    """How often each request was given to an agent, by the logs of all replicas."""
+    found: Counter[str] = Counter()
+    for folder in folders:
+        for log in Path(folder).glob("session_latest/logs/worker-*.err"):
+            found.update(DISPATCHED.findall(log.read_text(errors="replace")))
+    return found
+
+
 async def _run(settings: Settings, up: Up, report: Report) -> list[str]:
     """Return what is left of the agents."""
     async with cluster(
@@ -129,6 +140,7 @@ async def _strike(settings: Settings, running: Cluster, report: Report) -> None:
     report.seconds = monotonic() - began
 
     report.violations += strikes.violations
+    ledger.dispatched(_dispatches(_folders(running.up)))
     report.violations += ledger.violations(now=monotonic())
     report.violations += sorted(set(running.overfull))
     report.violations += await _not_calm(running)
