@@ -53,6 +53,10 @@ class EndedError(Exception):
     """The stream is over: its connection was lost, or never made."""
 
 
+UNREACHED = (httpx.ConnectError, ConnectionRefusedError, InvalidHandshake, InvalidMessage)
+LOST = (httpx.TransportError, OSError, EndedError, ConnectionClosed)
+
+
 class Clients:
     def __init__(self, address: str, model: str, ledger: Ledger, http: httpx.AsyncClient) -> None:
         self._address = address
@@ -60,11 +64,10 @@ class Clients:
         self._ledger = ledger
         self._http = http
 
-    async def come(self, visit: Visit) -> None:
-        """From the first word to the last outcome."""
+    async def come(self, visit: Visit) -> bool:
+        """From the first word to the last outcome. False: the connection could not be had or kept."""
         if visit.manner is Manner.SENDS_RUBBISH:
-            await self._send_rubbish(visit)
-            return
+            return await self._send_rubbish(visit)
         records = [
             self._ledger.open(
                 f"{visit.number}.{n}", visit.protocol, visit.manner, question, now=monotonic()
@@ -78,10 +81,13 @@ class Clients:
             _end(records, Outcome.LEFT)
         except TimeoutError:
             pass  # it has no outcome, which the ledger tells
-        except (httpx.TransportError, OSError, EndedError) as error:
+        except UNREACHED as error:
+            _end(records, Outcome.UNREACHED, f"{type(error).__name__}: {error}")
+            return False
+        except LOST as error:
             _end(records, Outcome.CUT, f"{type(error).__name__}: {error}")
-        except (ConnectionClosed, InvalidHandshake, InvalidMessage) as error:
-            _end(records, Outcome.CUT, f"{type(error).__name__}: {error}")
+            return False
+        return True
 
     async def _ask(self, visit: Visit, records: list[Record]) -> None:
         if visit.manner is Manner.HALF_CLOSES:
@@ -181,7 +187,8 @@ class Clients:
         finally:
             writer.close()
 
-    async def _send_rubbish(self, visit: Visit) -> None:
+    async def _send_rubbish(self, visit: Visit) -> bool:
+        """As ``come`` does."""
         record = self._ledger.open(
             f"{visit.number}", visit.protocol, visit.manner, None, now=monotonic()
         )
@@ -189,11 +196,12 @@ class Clients:
         try:
             response = await self._http.post(route, content=body)
         except httpx.TransportError as error:
-            record.ended(Outcome.CUT, now=monotonic(), code=type(error).__name__)
-            return
+            record.ended(Outcome.UNREACHED, now=monotonic(), code=type(error).__name__)
+            return False
         told = f"{response.status_code}: {response.text[:60]}"
         outcome = Outcome.REFUSED if 400 <= response.status_code < 500 else Outcome.ERROR
         record.ended(outcome, now=monotonic(), code=told)
+        return True
 
     # Over a websocket
 
@@ -215,7 +223,7 @@ class Clients:
             pieces += 1
             envelope = next(iter(message.values()))
             record = records[envelope["request_id"]]
-            if not (visit.manner is Manner.STOPS and _has_left(record)):
+            if not (visit.manner is Manner.STOPS and record.ended_as(Outcome.LEFT)):
                 take_native(record, message)
             if visit.manner is Manner.LEAVES and pieces >= visit.after:
                 raise LeftError
@@ -234,10 +242,6 @@ def _stay(visit: Visit) -> float | None:
     if visit.manner is Manner.LEAVES and visit.protocol is Protocol.CHAT_WHOLE:
         return visit.haste * LONGEST_WAIT  # there are no pieces to wait for
     return None
-
-
-def _has_left(record: Record) -> bool:
-    return record.ending is not None and record.ending.outcome is Outcome.LEFT
 
 
 def _end(records: list[Record], outcome: Outcome, code: str = "") -> None:

@@ -50,6 +50,15 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def lives(pid: int) -> bool:
+    """Does it run, and is no zombie?"""
+    try:
+        state = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
 def send(pid: int, number: signal.Signals) -> None:
     """Nothing if it has gone."""
     with contextlib.suppress(ProcessLookupError):

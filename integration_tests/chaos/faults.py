@@ -12,6 +12,7 @@ from integration_tests.chaos.cluster import (
     REPLICA,
     ChaosAgent,
     Cluster,
+    lives,
     send,
 )
 from integration_tests.chaos.ledger import Ledger, Struck
@@ -22,6 +23,9 @@ LATEST = 0.2
 """Seconds, of a link that is delayed."""
 
 REVIVE_PAUSE = 0.2
+
+GO_TIMEOUT = 15.0
+"""Seconds that an agent may take to go when it has been told to twice."""
 
 PROCESSES = {
     Kind.KILL_REPLICA: REPLICA,
@@ -79,6 +83,14 @@ class Faults:
             case Kind.KILL:
                 send(pid, signal.SIGKILL)
                 await self._back(agent, fault.kind, before)
+            case Kind.KILL_KEEPER:
+                send(agent.command.process.pid, signal.SIGKILL)
+                await self._back(agent, fault.kind, before)
+                if lives(pid):
+                    self.violations.append(f"{agent.name} outlived its keeper")
+            case Kind.DRAIN:
+                await self._tell_to_go(agent, fault)
+                await self._back(agent, fault.kind, before)
             case Kind.STOP:
                 await self._stop(agent, pid, fault)
             case Kind.PAUSE:
@@ -103,6 +115,21 @@ class Faults:
                     await asyncio.sleep(fault.lasts)
             case Kind.KILL_REPLICA | Kind.KILL_PROXY | Kind.KILL_CONTROLLER:
                 raise AssertionError("no agent's fault")
+
+    async def _tell_to_go(self, agent: ChaosAgent, fault: Fault) -> None:
+        """The first time it ends what it has; the second time it goes at once."""
+        process = agent.command.process
+        for seconds in (fault.lasts, GO_TIMEOUT):
+            send(process.pid, signal.SIGTERM)
+            end = monotonic() + seconds
+            while monotonic() < end:
+                if process.poll() is not None:
+                    if process.returncode != 0:
+                        self.violations.append(f"{agent.name} went with {process.returncode}")
+                    return
+                await asyncio.sleep(REVIVE_PAUSE)
+        self.violations.append(f"{agent.name} did not go when it was told to twice")
+        send(process.pid, signal.SIGKILL)
 
     async def _stop(self, agent: ChaosAgent, pid: int, fault: Fault) -> None:
         """Its keeper has to kill it and to start another one."""

@@ -26,7 +26,9 @@ class Outcome(enum.StrEnum):
     ERROR = "error"
     """A last message that says what went wrong."""
     CUT = "cut off"
-    """The connection ended, or could not be had, without a last message."""
+    """The connection ended without a last message."""
+    UNREACHED = "not reached"
+    """There was no connection to be had."""
     LEFT = "left"
     """The client itself."""
     REFUSED = "refused"
@@ -95,6 +97,9 @@ class Record:
         """How often another agent went on with it, as far as it is known."""
         seen = max(0, len(self.spells) - 1)
         return seen if self.dispatches is None else max(seen, self.dispatches - 1)
+
+    def ended_as(self, outcome: Outcome) -> bool:
+        return self.ending is not None and self.ending.outcome is outcome
 
     def heard(self, text: str, *, now: float, agent: str | None = None) -> None:
         """A piece of the answer has come."""
@@ -223,8 +228,8 @@ def _faults(record: Record, struck: Sequence[Struck], *, now: float) -> list[str
             found.append(f"ended well after {record.said} of {len(question.answer)} characters")
         case Outcome.COMPLETE if question is None:
             found.append("rubbish was served")
-        case Outcome.CUT if not balancer_struck:
-            found.append(f"ended in silence {ending.code}")
+        case Outcome.CUT | Outcome.UNREACHED if not balancer_struck:
+            found.append(f"{ending.outcome}, in silence: {ending.code}")
         case Outcome.REFUSED if question is not None:
             found.append(f"was refused: {ending.code}")
         case Outcome.ERROR if question is None and not balancer_struck:
@@ -252,14 +257,14 @@ def disagreements(records: Sequence[Record], counts: Counts) -> list[str]:
     the balancer itself was not struck. Of a client that left nobody knows how far it came.
     """
     asked = [record for record in records if record.question is not None]
-    left = sum(r.ending is not None and r.ending.outcome is Outcome.LEFT for r in asked)
+    left = sum(r.ended_as(Outcome.LEFT) for r in asked)
     certain = len(asked) - left
     found: list[str] = []
     if not certain <= counts.total <= len(asked):
         found.append(
             f"the balancer counted {counts.total} outcomes of {certain} requests and {left} that left"
         )
-    complete = sum(r.ending is not None and r.ending.outcome is Outcome.COMPLETE for r in asked)
+    complete = sum(r.ended_as(Outcome.COMPLETE) for r in asked)
     well = counts.by_outcome.get("stop", 0) + counts.by_outcome.get("length", 0)
     if not complete <= well <= complete + left:
         found.append(

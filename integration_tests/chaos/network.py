@@ -44,20 +44,23 @@ class Passage:
         self._target = target
         self._chance = chance
         self._connections: set[_Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._latest = 0.0
         self.port = 0
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator["Passage"]:
-        server = await asyncio.start_server(self._serve, HOST, self.port)
+        server = await asyncio.start_server(self._accept, HOST, self.port)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
         finally:
             server.close()
-            self.cut()
             await server.wait_closed()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
     def connections(self) -> int:
@@ -98,6 +101,11 @@ class Passage:
             yield
         finally:
             self._latest = 0.0
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._closed:

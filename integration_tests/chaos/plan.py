@@ -134,6 +134,8 @@ def question(chance: random.Random, name: str) -> Question:
 
 class Kind(enum.StrEnum):
     KILL = "agent killed"
+    KILL_KEEPER = "agent's keeper killed"
+    DRAIN = "agent told to go, twice"
     STOP = "agent stopped for long"
     PAUSE = "agent stopped for a moment"
     CUT = "link cut"
@@ -147,6 +149,8 @@ class Kind(enum.StrEnum):
 
 OF_AGENTS: Mapping[Kind, float] = {
     Kind.KILL: 5,
+    Kind.KILL_KEEPER: 1,
+    Kind.DRAIN: 1,
     Kind.STOP: 2,
     Kind.PAUSE: 2,
     Kind.CUT: 3,
@@ -162,10 +166,11 @@ OF_BALANCER: Mapping[Kind, float] = {
 }
 """Rarer: streams may end by them."""
 
-LOSING = frozenset({Kind.KILL, Kind.STOP, Kind.CUT, Kind.FREEZE_UP, Kind.FREEZE_DOWN})
+LOSING = frozenset(OF_AGENTS) - {Kind.PAUSE, Kind.DELAY}
 """After which what an agent was doing has to go on elsewhere."""
 
 LASTS: Mapping[Kind, tuple[float, float]] = {
+    Kind.DRAIN: (0.5, 5.0),  # between the first and the second time
     Kind.STOP: (12.0, 20.0),  # longer than anybody is believed who says nothing
     Kind.PAUSE: (0.1, 1.0),
     Kind.CUT: (0.0, 2.0),

@@ -33,6 +33,7 @@ from integration_tests.chaos.plan import OF_BALANCER, Fault, Kind, faults, visit
 from integration_tests.helpers.product import Up, start_up
 
 WARM_UP_VISITS = 20
+RETRY_PAUSE = 0.5
 CALM_TIMEOUT = 30.0
 """Seconds for slots and buffer to be free after the last client has gone."""
 
@@ -128,7 +129,8 @@ async def _strike(settings: Settings, running: Cluster, report: Report) -> None:
 
     async def keep_coming() -> None:
         while not over.is_set():
-            await clients.come(visit(settings.seed, next(numbers)))
+            if not await clients.come(visit(settings.seed, next(numbers))):
+                await asyncio.sleep(RETRY_PAUSE)
 
     strikes = Faults(running, ledger)
     began = monotonic()
