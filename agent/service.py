@@ -93,6 +93,8 @@ class Agent:
         self._seeing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="see")
         self._wanted: set[RequestId] = set()
         """Requests that the present link asked for. What came over an earlier one is nobody's."""
+        self._given_back: set[RequestId] = set()
+        """Those of them that must go on elsewhere."""
         self._asyncio = asyncio.get_running_loop()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -123,13 +125,21 @@ class Agent:
                 log.warning("the model's thread is still busy; leaving it behind")
 
     async def drain(self, timeout: float) -> None:  # noqa: ASYNC109
-        """Take nothing new, let what runs come to its end for ``timeout`` seconds, then stop."""
+        """Take nothing new, let what runs come to its end for ``timeout`` seconds, have the rest go on
+        elsewhere, then stop.
+        """
         self._leaves = True
         self.changed()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._idle.wait()
+        if not await self._is_idle_within(timeout):
+            self.give_back()
+            await self._is_idle_within(GOOD_BYE_TIMEOUT)
         self.stop()
+
+    async def _is_idle_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        return self._idle.is_set()
 
     def stop(self) -> None:
         """Make ``run`` return soon; the link's loss tells the balancer about what still runs."""
@@ -171,6 +181,7 @@ class Agent:
             uses_chat_template_override=self._host.description.chat_template_override is not None,
             download=self._host.download,
             issues=self._swap.issues,
+            fingerprint=self._host.fingerprint,
             figures=self._figures,
             step_age=None if loop is None else loop.step_age,
         )
@@ -181,6 +192,8 @@ class Agent:
     def received(self, frame: ToAgent, /) -> None:
         match frame:
             case Generate(request_id=request_id) | Embed(request_id=request_id):
+                if request_id in self._wanted:
+                    return  # repeated
                 preparer = self._host.preparer
                 if preparer is None or not self._admission.admit(request_id):
                     self._link.send(Step((Busy(request_id),)))
@@ -206,6 +219,7 @@ class Agent:
         for request_id in tuple(self._wanted):
             self._cancel(request_id)
         self._wanted.clear()
+        self._given_back.clear()
 
     # What the model says
 
@@ -219,6 +233,11 @@ class Agent:
 
     def happened(self, events: Sequence[Event], /) -> None:
         self._tell(events)
+
+    def give_back(self) -> None:
+        for request_id in tuple(self._wanted):
+            self._given_back.add(request_id)
+            self._cancel(request_id)
 
     def measured(self, figures: Figures, /) -> None:
         self._figures = figures
@@ -306,7 +325,9 @@ class Agent:
 
     def _tell(self, events: Sequence[Event]) -> None:
         """Send what the present link asked for, and free the slots of what is over."""
-        told = tuple(event for event in events if event.request_id in self._wanted)
+        told = tuple(
+            self._as_given_back(event) for event in events if event.request_id in self._wanted
+        )
         if told:
             self._link.send(Step(told))
         over = [event.request_id for event in events if isinstance(event, LastEvent)]
@@ -314,8 +335,16 @@ class Agent:
             for request_id in over:
                 self._admission.release(request_id)
                 self._wanted.discard(request_id)
+                self._given_back.discard(request_id)
             self._link.status_changed()
             self._tell_if_idle()
+
+    def _as_given_back(self, event: Event) -> Event:
+        match event:
+            case Finished(request_id, FinishReason.CANCELLED) if request_id in self._given_back:
+                return Busy(request_id)
+            case _:
+                return event
 
     def _tell_if_idle(self) -> None:
         if self._admission.is_idle and not self._preparations:

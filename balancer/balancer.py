@@ -8,7 +8,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import assert_never
 
@@ -17,6 +17,7 @@ from balancer.desired_state import BalancerDesiredState, InferenceParameters, ag
 from balancer.dispatcher import Abandon, Dispatch, Dispatcher, Effect, Reject, Rejection
 from balancer.exchange import Changes, Exchange, Timing, Told
 from balancer.metrics import AgentGauges, Gauges, Metrics
+from balancer.progress import Progress
 from balancer.rollout import GiveTurn, Rollout
 from balancer.state_store import StoredState
 from balancer.terms import ANY, Terms
@@ -94,6 +95,7 @@ class _Request:
     dispatched: float | None = None
     started: float | None = None
     """When its first event came that is for the client."""
+    progress: Progress = field(default_factory=Progress)
 
 
 def _plainness(name: str) -> tuple[bool, int, str]:
@@ -275,7 +277,9 @@ class Balancer:
                 self._answer(Failed(request_id, ErrorCode.AGENT_LOST, "the agent was lost"))
         # Nobody waited if another slot was free, so what is dispatched now is what was put back.
         before = self._dispatcher.buffered
-        effects = self._dispatcher.leave(agent_id, now=self._loop.time())
+        effects = self._dispatcher.leave(
+            agent_id, in_order=agent.status.leaving, now=self._loop.time()
+        )
         self.metrics.requeued.labels("agent_lost").inc(
             max(0, self._dispatcher.buffered - before)
             + sum(isinstance(effect, Dispatch) for effect in effects)
@@ -365,6 +369,7 @@ class Balancer:
                 draining=status.draining,
                 swapping=status.swapping,
                 models=frozenset(status.model_names),
+                fingerprint=status.fingerprint,
                 now=self._loop.time(),
             )
         )
@@ -395,8 +400,10 @@ class Balancer:
                     self._pass_on(request, agent, event)
             case Busy():
                 log.info("request_id=%s agent_id=%s refused", request_id, agent.agent_id)
-                self.metrics.requeued.labels("busy").inc()
-                self._carry_out(self._dispatcher.refuse(request_id))
+                request = self._requests.get(request_id)
+                has_begun = request is not None and request.started is not None
+                self.metrics.requeued.labels("given_back" if has_begun else "busy").inc()
+                self._carry_out(self._dispatcher.refuse(request_id, now=self._loop.time()))
             case Tokenized() | Detokenized():
                 pass  # nobody waits for it any longer
             case Finished() | Failed():
@@ -426,6 +433,7 @@ class Balancer:
         if isinstance(event, TokenGenerated):
             self.metrics.tokens.inc()
         if not request.exchange.is_full:
+            request.progress.note(event)
             request.exchange.put(Told(agent.name, event))
             return
         del self._requests[event.request_id]
@@ -438,7 +446,9 @@ class Balancer:
     def _end(self, request: _Request, name: str | None, event: Finished | Failed) -> None:
         """The client's last event. The request must have left ``_requests``."""
         match event:
-            case Finished(reason=reason, usage=usage):
+            case Finished(reason=reason):
+                event = request.progress.finished(event)
+                usage = event.usage
                 outcome = str(reason)
                 self.metrics.prompt_tokens.inc(usage.prompt_tokens)
                 self.metrics.cached_prompt_tokens.inc(usage.cached_prompt_tokens)
@@ -477,7 +487,9 @@ class Balancer:
                         request.dispatched = monotonic()
                         self.metrics.wait.observe(request.dispatched - request.arrived)
                     log.info("request_id=%s agent_id=%s dispatched", request_id, agent_id)
-                    self._agents[agent_id].send(request.frame)
+                    if not request.progress.is_nothing:
+                        self.metrics.resumed.inc()
+                    self._agents[agent_id].send(request.progress.rest(request.frame))
                 case Abandon(request_id, agent_id):
                     self._agents[agent_id].send(encode(Cancel(request_id)))
                 case Reject(request_id, reason):
@@ -494,7 +506,9 @@ class Balancer:
             case Rejection.BUFFER_TIMEOUT:
                 message = "no slot became free in time"
             case Rejection.AGENT_LOST:
-                message = "the agent that served this request was lost"
+                message = (
+                    "the agent that served this request was lost, and no other went on with it"
+                )
         return Failed(effect.request_id, ErrorCode(reason), message)
 
     def _arm(self) -> None:

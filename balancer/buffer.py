@@ -17,6 +17,12 @@ class Waiting:
     request_id: RequestId
     terms: Terms
     deadline: float
+    kin: str | None = None
+    """Its answer has begun: only an agent of this fingerprint can go on with it."""
+    losses: int = 0
+    """Agents that were lost while they served it."""
+    moves: int = 0
+    """The same, and those that gave it back when it had begun."""
 
 
 class Buffer:
@@ -42,17 +48,17 @@ class Buffer:
     def next_deadline(self) -> float | None:
         return min((waiting.deadline for waiting in self), default=None)
 
-    def push(self, request_id: RequestId, terms: Terms, *, deadline: float) -> None:
+    def push(self, waiting: Waiting) -> None:
         assert not self.is_full, "ask first"
-        self._classes[terms.priority][request_id] = Waiting(request_id, terms, deadline)
+        self._classes[waiting.terms.priority][waiting.request_id] = waiting
 
-    def push_back(self, request_id: RequestId, terms: Terms, *, deadline: float) -> None:
+    def push_back(self, waiting: Waiting) -> None:
         """Put a request that had its turn already at the head of its class, even if the buffer is
         full: it was accepted once and is not turned away now.
         """
-        waiting = self._classes[terms.priority]
-        waiting[request_id] = Waiting(request_id, terms, deadline)
-        waiting.move_to_end(request_id, last=False)
+        others = self._classes[waiting.terms.priority]
+        others[waiting.request_id] = waiting
+        others.move_to_end(waiting.request_id, last=False)
 
     def set_deadlines(self, deadline: float) -> None:
         """Of all that have none of their own."""
@@ -64,9 +70,9 @@ class Buffer:
         """Remove the request; False if it does not wait here."""
         return any(waiting.pop(request_id, None) is not None for waiting in self._classes.values())
 
-    def expire(self, *, now: float) -> list[RequestId]:
+    def expire(self, *, now: float) -> list[Waiting]:
         """Remove and return the requests whose deadline has come, in their order."""
-        expired = [waiting.request_id for waiting in self if waiting.deadline <= now]
-        for request_id in expired:
-            self.discard(request_id)
+        expired = [waiting for waiting in self if waiting.deadline <= now]
+        for waiting in expired:
+            self.discard(waiting.request_id)
         return expired

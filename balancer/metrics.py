@@ -73,6 +73,11 @@ class Metrics:
             ["reason"],
             registry=self._registry,
         )
+        self.resumed = Counter(
+            "headrace_resumed",
+            "Times that an answer which had begun went on from another agent",
+            registry=self._registry,
+        )
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -8,7 +8,9 @@ the balancer sends ``Generate``, ``Embed``, ``Tokenize``, ``Detokenize`` and ``C
 
 Every ``Generate`` and every ``Embed`` is answered by exactly one of ``Finished``, ``Failed`` or
 ``Busy``, unless the link is lost first. Before it come any number of ``TokenGenerated`` and
-``ToolCallsEnded``, or of ``Embedded``, ``DocumentTooLong`` and ``DocumentFailed``.
+``ToolCallsEnded``, or of ``Embedded``, ``DocumentTooLong`` and ``DocumentFailed``. After ``Busy``, or
+when the link is lost, another agent goes on where this one stopped: what came with one ``Step`` has
+been told to the client, and all else has never been.
 
 ``SetState`` may come at any time. The agent gets ready for it beside its work, and if it must let go
 of a model that serves, says ``awaits_turn`` in its status. ``Swap`` gives it the turn: it drains,
@@ -26,7 +28,7 @@ from common.frame import Frame
 from common.ids import AgentId, RequestId, TokenId
 from common.models import AgentDesiredState, AgentIssue, Application, Download
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised when a change to the frames would be misread by the other side."""
 
 REFUSED = 4000
@@ -200,6 +202,10 @@ class Generate(Frame, frozen=True, kw_only=True):
     cache_prompt: bool = True
     """Begin with what is cached of the prompt. Then its cells lie elsewhere and are summed up in
     another order, so that the same seed may give another text.
+    """
+    resumed: tuple[TokenId, ...] = ()
+    """How the answer begins, as another agent has told already: it goes on behind them. They count
+    as generated, and are not told again.
     """
 
 
@@ -392,6 +398,8 @@ class Embedded(Frame, frozen=True):
     dimensions: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
     values: bytes
     """Vector after vector, 32-bit floats, little endian."""
+    tokens: Count = 0
+    """In the document."""
 
     def __post_init__(self) -> None:
         if not self.values or len(self.values) % (4 * self.dimensions):
@@ -452,7 +460,9 @@ class Detokenized(Frame, frozen=True):
 
 
 class Busy(Frame, frozen=True):
-    """No slot is free (or the agent drains): the request was not started, bind it elsewhere."""
+    """No slot is free, or the agent must let go of what runs: bind the request elsewhere, to go on
+    from what it has told of it.
+    """
 
     request_id: RequestId
 
@@ -523,6 +533,8 @@ class Status(Frame, frozen=True, kw_only=True):
     figures: Figures = Figures()
     step_age: float | None = None
     """Seconds since the pass that runs now began; None: nothing is to be done."""
+    fingerprint: str = ""
+    """Agents that have the same one can go on with each other's answers; empty: nobody can."""
 
 
 class Join(Frame, frozen=True, kw_only=True):

@@ -350,10 +350,11 @@ class Guided(EchoEngine):
         sampling: Sampling,
         constraint: Guidance | None,
         logprobs: int | None,
+        resumed: Sequence[TokenId] = (),
         /,
     ) -> Sampler:
         self.guidance = constraint
-        return super().sampler(prompt, sampling, None, logprobs)
+        return super().sampler(prompt, sampling, None, logprobs, resumed)
 
 
 def test_an_answer_that_must_call_a_tool_follows_a_grammar_with_the_models_own_marks() -> None:

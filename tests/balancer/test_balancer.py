@@ -3,13 +3,30 @@
 import asyncio
 
 import pytest
+from answers import text_of
+from msgspec.structs import replace
 from played import Play, ask, metric
 
 from balancer.balancer import Balancer
 from balancer.exchange import MOST_WAITING, Exchange
 from common.errors import ErrorCode
-from common.ids import RequestId
-from common.messages import Busy, Event, Failed, Finished, FinishReason, Usage
+from common.ids import RequestId, TokenId
+from common.messages import (
+    Busy,
+    Document,
+    DocumentFailed,
+    DocumentTooLong,
+    Embed,
+    Embedded,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Pooling,
+    TokenGenerated,
+    Usage,
+    encode,
+)
 
 R1, R2, R3 = (RequestId(f"r{n}") for n in (1, 2, 3))
 
@@ -93,6 +110,68 @@ async def test_a_request_that_had_not_begun_moves_to_another_agent(
 
     assert isinstance(await outcome(exchange), Finished)
     assert metric(balancer, 'headrace_requeued_total{reason="agent_lost"}') == 1
+
+
+async def test_an_answer_goes_on_from_another_agent(balancer: Balancer, play: Play) -> None:
+    first = play("first", fingerprint="one")
+    exchange = ask(balancer, R1)
+    asked = await first.asked()
+    first.say_token(R1, "a")
+    first.say_token(R1, "b")
+    second = play("second", fingerprint="one")
+
+    first.leave()
+    assert await second.asked() == replace(asked, resumed=(TokenId(1), TokenId(1)))
+    second.say_token(R1, "c")
+    second.finish(R1)
+
+    told = [each async for each in exchange]
+    texts = [text_of(each.event) for each in told if isinstance(each.event, TokenGenerated)]
+    assert texts == ["a", "b", "c"]
+    assert [each.generated_by for each in told] == ["first", "first", "second", "second"]
+    assert metric(balancer, "headrace_resumed_total") == 1
+    assert metric(balancer, 'headrace_requests_total{outcome="stop"}') == 1
+
+
+async def test_what_an_agent_gives_back_goes_on_from_another_one(
+    balancer: Balancer, play: Play
+) -> None:
+    first, second = play("first", fingerprint="one"), play("second", fingerprint="one")
+    exchange = ask(balancer, R1)
+    await first.asked()
+    first.say_token(R1, "a")
+
+    first.say(Busy(R1))
+    assert (await second.asked()).resumed == (TokenId(1),)
+    second.finish(R1)
+
+    assert isinstance(await outcome(exchange), Finished)
+    assert metric(balancer, 'headrace_requeued_total{reason="given_back"}') == 1
+
+
+async def test_a_batch_goes_on_from_another_agent_with_its_open_documents(
+    balancer: Balancer, play: Play
+) -> None:
+    first = play("first", fingerprint="one")
+    batch = Embed(
+        request_id=R1,
+        documents=tuple(Document(name, name) for name in ("same", "same", "long", "last")),
+        pooling=Pooling.MEAN,
+    )
+    exchange = balancer.submit(R1, encode(batch))
+    await first.asked_to_embed()
+    first.say(Embedded(R1, "same", 1, bytes(4), tokens=3), DocumentTooLong(R1, "same", 9, 8))
+
+    first.leave()
+    second = play("second", fingerprint="one")
+    asked = await second.asked_to_embed()
+    assert [document.document_id for document in asked.documents] == ["long", "last"]
+    second.say(DocumentFailed(R1, "long", "why"), Embedded(R1, "last", 1, bytes(4), tokens=5))
+    second.say(Finished(R1, FinishReason.STOP, Usage(prompt_tokens=5)))
+
+    told = [each.event async for each in exchange]
+    assert told[-1] == Finished(R1, FinishReason.STOP, Usage(prompt_tokens=8))
+    assert len(told) == 5
 
 
 async def test_a_request_that_had_begun_ends_with_its_agent(balancer: Balancer, play: Play) -> None:

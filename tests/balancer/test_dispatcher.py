@@ -11,6 +11,7 @@ from balancer.buffer import Buffer
 from balancer.dispatcher import (
     LONGEST_SWAP,
     MOST_LOSSES,
+    MOST_MOVES,
     Abandon,
     Dispatch,
     Dispatcher,
@@ -21,7 +22,7 @@ from balancer.dispatcher import (
 from balancer.terms import Priority, Terms
 from common.ids import AgentId, RequestId
 
-A, B = AgentId("a"), AgentId("b")
+A, B, C = (AgentId(name) for name in "abc")
 R1, R2, R3, R4 = (RequestId(f"r{n}") for n in (1, 2, 3, 4))
 
 
@@ -30,9 +31,11 @@ def dispatcher() -> Dispatcher:
     return Dispatcher(Buffer(capacity=2, patience=10.0))
 
 
-def join(dispatcher: Dispatcher, agent_id: AgentId, *, slots: int) -> list[Effect]:
+def join(
+    dispatcher: Dispatcher, agent_id: AgentId, *, slots: int, fingerprint: str = ""
+) -> list[Effect]:
     dispatcher.join(agent_id)
-    return dispatcher.report(agent_id, slots=slots, now=0)
+    return dispatcher.report(agent_id, slots=slots, fingerprint=fingerprint, now=0)
 
 
 def test_sends_a_request_to_a_free_slot_at_once(dispatcher: Dispatcher) -> None:
@@ -111,7 +114,7 @@ def test_a_refused_request_goes_back_to_the_head_and_the_agent_is_left_alone(
     join(dispatcher, A, slots=2)
     dispatcher.submit(R1, now=0)
 
-    assert dispatcher.refuse(R1) == []
+    assert dispatcher.refuse(R1, now=0.0) == []
     assert dispatcher.submit(R2, now=1) == []
     assert dispatcher.report(A, slots=2, now=0) == [Dispatch(R1, A), Dispatch(R2, A)]
 
@@ -119,7 +122,7 @@ def test_a_refused_request_goes_back_to_the_head_and_the_agent_is_left_alone(
 def test_a_refused_request_keeps_its_deadline(dispatcher: Dispatcher) -> None:
     join(dispatcher, A, slots=1)
     dispatcher.submit(R1, now=0)
-    dispatcher.refuse(R1)
+    dispatcher.refuse(R1, now=0.0)
 
     assert dispatcher.next_deadline == 10
 
@@ -129,7 +132,7 @@ def test_a_refused_request_goes_to_another_agent_at_once(dispatcher: Dispatcher)
     join(dispatcher, B, slots=1)
     dispatcher.submit(R1, now=0)
 
-    assert dispatcher.refuse(R1) == [Dispatch(R1, B)]
+    assert dispatcher.refuse(R1, now=0.0) == [Dispatch(R1, B)]
 
 
 def test_an_agent_that_refused_is_asked_again_once_it_has_finished_something(
@@ -138,18 +141,66 @@ def test_an_agent_that_refused_is_asked_again_once_it_has_finished_something(
     join(dispatcher, A, slots=2)
     dispatcher.submit(R1, now=0)
     dispatcher.submit(R2, now=0)
-    dispatcher.refuse(R2)
+    dispatcher.refuse(R2, now=0.0)
 
     assert dispatcher.finish(R1) == [Dispatch(R2, A)]
 
 
-def test_a_refusal_after_the_first_token_is_not_answered_twice(dispatcher: Dispatcher) -> None:
-    join(dispatcher, A, slots=1)
-    join(dispatcher, B, slots=1)
+def test_what_an_agent_gives_back_goes_on_with_new_patience_where_it_can(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=1, fingerprint="one")
     dispatcher.submit(R1, now=0)
     dispatcher.start(R1)
 
-    assert dispatcher.refuse(R1) == [Reject(R1, Rejection.AGENT_LOST)]
+    assert dispatcher.refuse(R1, now=50) == []
+    assert dispatcher.next_deadline == 60
+    assert join(dispatcher, B, slots=1, fingerprint="one") == [Dispatch(R1, B)]
+
+
+def test_what_has_begun_goes_on_only_with_the_same_model(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=1, fingerprint="one")
+    dispatcher.submit(R1, now=0)
+    dispatcher.start(R1)
+    dispatcher.leave(A, now=0)
+
+    assert join(dispatcher, B, slots=1, fingerprint="other") == []
+    assert dispatcher.submit(R2, now=0) == [Dispatch(R2, B)]  # it does not wait behind R1
+    assert join(dispatcher, C, slots=1, fingerprint="one") == [Dispatch(R1, C)]
+
+
+def test_what_has_begun_and_finds_no_agent_in_time_says_that_its_agent_was_lost(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=1, fingerprint="one")
+    dispatcher.submit(R1, now=0)
+    dispatcher.start(R1)
+
+    assert dispatcher.leave(A, now=5) == []
+    assert dispatcher.expire(now=15) == [Reject(R1, Rejection.AGENT_LOST)]
+
+
+def test_an_agent_that_leaves_in_order_is_no_loss(dispatcher: Dispatcher) -> None:
+    dispatcher.submit(R1, now=0)
+    for n in range(MOST_LOSSES + 1):
+        agent_id = AgentId(f"a{n}")
+        assert join(dispatcher, agent_id, slots=1, fingerprint="one") == [Dispatch(R1, agent_id)]
+        dispatcher.start(R1)
+        assert dispatcher.leave(agent_id, in_order=True, now=0) == []
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_no_request_moves_for_ever(dispatcher: Dispatcher, in_order: bool) -> None:
+    dispatcher.submit(R1, now=0)
+    moves = 0
+    effects: list[Effect] = []
+    while join(dispatcher, AgentId(f"a{moves}"), slots=1, fingerprint="one"):
+        dispatcher.start(R1)
+        effects = dispatcher.leave(AgentId(f"a{moves}"), in_order=in_order, now=0)
+        moves += 1
+        assert effects == [] or moves == (MOST_MOVES if in_order else MOST_LOSSES) + 1
+
+    assert effects == [Reject(R1, Rejection.AGENT_LOST)]
 
 
 def test_a_draining_agent_gets_nothing_new(dispatcher: Dispatcher) -> None:
@@ -174,7 +225,9 @@ def test_what_a_lost_agent_had_not_begun_is_dispatched_again_in_order(
     assert join(dispatcher, B, slots=3) == [Dispatch(R1, B), Dispatch(R2, B), Dispatch(R3, B)]
 
 
-def test_what_a_lost_agent_had_begun_is_rejected(dispatcher: Dispatcher) -> None:
+def test_what_a_lost_agent_had_begun_is_rejected_if_it_cannot_be_told_who_could_go_on(
+    dispatcher: Dispatcher,
+) -> None:
     join(dispatcher, A, slots=2)
     dispatcher.submit(R1, now=0)
     dispatcher.start(R1)
@@ -336,7 +389,7 @@ def test_a_request_refused_by_an_agent_that_changes_its_model_waits_for_it(
     dispatcher.submit(R1, now=0)
     swap(dispatcher, A, now=9)
 
-    dispatcher.refuse(R1)
+    dispatcher.refuse(R1, now=0.0)
 
     assert dispatcher.next_deadline == 9 + LONGEST_SWAP
 
@@ -470,7 +523,7 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def refuse(self, data: st.DataObject) -> None:
         if request_id := self.pick(data, self.running):
-            effects = self.dispatcher.refuse(request_id)
+            effects = self.dispatcher.refuse(request_id, now=0.0)
             self.refused.add(self.running[request_id])
             if request_id in self.abandoned:
                 self.abandoned.remove(request_id)
@@ -497,7 +550,7 @@ class Histories(RuleBasedStateMachine):
         gone = RequestId(f"r{data.draw(st.integers(0, self.count)):04}")
         if gone not in self.running and gone not in self.waiting:
             assert self.dispatcher.finish(gone) == []
-            assert self.dispatcher.refuse(gone) == []
+            assert self.dispatcher.refuse(gone, now=0.0) == []
             assert self.dispatcher.cancel(gone) == []
 
     @rule(seconds=st.floats(0.1, 6.0))

@@ -46,7 +46,9 @@ class PlayedAgent:
         *,
         slots: int = 1,
         labels: tuple[str, ...] = (),
+        **more: Any,
     ) -> None:
+        """``more``: other fields of its first status."""
         self.agent_id = AgentId(f"id-of-{name}")
         self.frames: asyncio.Queue[bytes] = asyncio.Queue()
         self._balancer = balancer
@@ -59,7 +61,7 @@ class PlayedAgent:
             protocol=PROTOCOL,
             agent_id=self.agent_id,
             name=name,
-            status=self._status(slots=slots),
+            status=self._status(slots=slots, **more),
             labels=labels,
         )
         balancer.join(join, self._take)
@@ -152,7 +154,12 @@ def want(balancer: Balancer, **changes: Any) -> None:
 
 class Play(Protocol):
     def __call__(
-        self, name: str | None = "played", *, slots: int = 1, labels: tuple[str, ...] = ()
+        self,
+        name: str | None = "played",
+        *,
+        slots: int = 1,
+        labels: tuple[str, ...] = (),
+        **more: Any,
     ) -> PlayedAgent: ...
 
 
