@@ -19,7 +19,7 @@ def chaos(
     seconds: Annotated[float | None, typer.Option(help="How long faults strike.")] = None,
     faults: Annotated[int | None, typer.Option(help="How many, in place of --seconds.")] = None,
     interval: Annotated[float, typer.Option(help="Seconds between two, on average.")] = 2.5,
-    clients: Annotated[int, typer.Option(help="At any time.")] = 10,
+    clients: Annotated[int, typer.Option(help="At any time.")] = 8,
     kind: Annotated[list[Kind] | None, typer.Option(help="Only these; may be repeated.")] = None,
     balancer: Annotated[
         bool, typer.Option(help="Strike replica, proxy and controller too.")

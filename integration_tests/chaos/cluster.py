@@ -17,7 +17,7 @@ import httpx
 from integration_tests.chaos.network import Passage
 from integration_tests.helpers.product import Command, Up
 
-SLOTS = 3
+SLOTS = 4
 PACE = 0.02
 """Seconds that a pass of an echo agent takes."""
 

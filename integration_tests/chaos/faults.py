@@ -42,21 +42,25 @@ class Faults:
         """What is being struck."""
         self.violations: list[str] = []
 
+    @property
+    def count(self) -> int:
+        """Of faults that strike or have struck."""
+        return len(self._busy) + len(self._ledger.struck)
+
     async def strike(self, plan: Iterable[Fault]) -> None:
-        """One after the other, though their consequences may overlap; until the plan ends. What
-        is struck already is left out: another one has its turn.
+        """One after the other, though their consequences may overlap, until the plan ends. Where
+        all that could be struck is struck already a fault is left out.
         """
         async with asyncio.TaskGroup() as group:
             for fault in plan:
                 await asyncio.sleep(fault.wait)
-                group.create_task(self._strike(fault))
+                agent = None if fault.agent is None else self._free_agent(fault.agent)
+                target = fault.kind if agent is None else agent.name
+                if (agent is None) == (fault.kind in OF_BALANCER) and target not in self._busy:
+                    self._busy.add(target)
+                    group.create_task(self._strike(fault, agent, target))
 
-    async def _strike(self, fault: Fault) -> None:
-        agent = None if fault.agent is None else self._free_agent(fault.agent)
-        target = fault.kind if agent is None else agent.name
-        if target in self._busy or (agent is None and fault.kind not in OF_BALANCER):
-            return
-        self._busy.add(target)
+    async def _strike(self, fault: Fault, agent: ChaosAgent | None, target: str) -> None:
         began = monotonic()
         try:
             if agent is None:

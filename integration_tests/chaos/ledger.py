@@ -4,7 +4,7 @@ No I/O and no clock here: ``now`` is an argument, in seconds of any clock that g
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from balancer.dispatcher import MOST_LOSSES
@@ -69,6 +69,11 @@ class Spell:
     """When its first piece came."""
 
 
+class _Anybody(Container[str | None]):
+    def __contains__(self, _agent: object) -> bool:
+        return True
+
+
 @dataclass(slots=True)
 class Record:
     name: str
@@ -97,6 +102,23 @@ class Record:
         """How often another agent went on with it, as far as it is known."""
         seen = max(0, len(self.spells) - 1)
         return seen if self.dispatches is None else max(seen, self.dispatches - 1)
+
+    def suspects(self, began: float, ended: float) -> Container[str | None]:
+        """Who may have been at it between these times. While nothing comes nobody knows."""
+        assert self.ending is not None
+        until = self._newest if self.spells else self.began
+        silences = [(gap.began, gap.ended) for gap in self.gaps]
+        silences += [(until, self.ending.at)]
+        if self.spells:
+            silences.append((self.began, self.spells[0].began))
+        if any(start <= ended and end >= began for start, end in silences):
+            return _Anybody()
+        ends = [spell.began for spell in self.spells[1:]] + [self.ending.at]
+        return {
+            spell.agent
+            for spell, end in zip(self.spells, ends, strict=True)
+            if spell.began <= ended and end >= began
+        }
 
     def ended_as(self, outcome: Outcome) -> bool:
         return self.ending is not None and self.ending.outcome is outcome
@@ -190,20 +212,13 @@ def is_excused(record: Record, struck: Sequence[Struck]) -> bool:
 
 
 def most_losses(record: Record, struck: Sequence[Struck]) -> int:
-    """How many agents it may have lost: exactly, if the log has it; else all that were lost while it
+    """How many agents it may have lost: by the log, if that has it; else all that were lost while it
     was theirs, or may have been.
     """
     if record.dispatches is not None:
         return record.dispatches
     losses = [s for s in struck if s.kind in LOSING and touches(s, record)]
-    found = 0
-    for s in losses:
-        before = [spell for spell in record.spells if spell.began <= s.ended]
-        # Since the one before it was lost, and until its first piece has come, it may be anybody's.
-        suspects = {spell.agent for spell in record.spells if spell.began >= s.began}
-        suspects |= {spell.agent for spell in before[-1:]}
-        found += not record.spells or s.began <= record.spells[0].began or s.agent in suspects
-    return found
+    return sum(s.agent in record.suspects(s.began, s.ended) for s in losses)
 
 
 def touches(struck: Struck, record: Record) -> bool:

@@ -28,10 +28,10 @@ def show(report: Report, console: Console) -> None:
 
 def faults_table(report: Report) -> Table:
     table = Table(title="Faults")
-    for name in ("kind", "how many", "mended after", "longest", "longest gap in a stream"):
+    for name in ("kind", "how many", "mended after", "longest", "gap in a stream", "longest"):
         table.add_column(name, justify="left" if name == "kind" else "right")
     lasted: dict[str, list[float]] = defaultdict(list)
-    gaps: dict[str, float] = defaultdict(float)
+    gaps: dict[str, list[float]] = defaultdict(list)
     for struck in report.ledger.struck:
         lasted[struck.kind].append(struck.ended - struck.began)
         for record in report.ledger.records:
@@ -39,12 +39,17 @@ def faults_table(report: Report) -> Table:
                 # Whose gap it is, if the protocol tells who was at work.
                 is_its = gap.agent is not None and gap.agent == struck.agent
                 if is_its and gap.began <= struck.ended and gap.ended >= struck.began:
-                    gaps[struck.kind] = max(gaps[struck.kind], gap.ended - gap.began)
+                    gaps[struck.kind].append(gap.ended - gap.began)
     for kind, times in sorted(lasted.items()):
-        median = sorted(times)[len(times) // 2]
-        gap = f"{gaps[kind]:.1f} s" if kind in gaps else ""
-        table.add_row(kind, str(len(times)), f"{median:.1f} s", f"{max(times):.1f} s", gap)
+        table.add_row(kind, str(len(times)), *_typical(times), *_typical(gaps[kind]))
     return table
+
+
+def _typical(seconds: list[float]) -> tuple[str, str]:
+    """The median and the longest."""
+    if not seconds:
+        return "", ""
+    return f"{sorted(seconds)[len(seconds) // 2]:.1f} s", f"{max(seconds):.1f} s"
 
 
 def outcomes_table(records: Iterable[Record]) -> Table:

@@ -55,7 +55,7 @@ class Settings:
     interval: float = 2.5
     """Seconds between two faults, on average."""
     agents: int = 3
-    clients: int = 10
+    clients: int = 8
     """That are there at any time."""
     engine: str = "echo"
 
@@ -137,7 +137,7 @@ async def _strike(settings: Settings, running: Cluster, report: Report) -> None:
     async with asyncio.TaskGroup() as group:
         for _ in range(settings.clients):
             group.create_task(keep_coming())
-        await strikes.strike(_planned(settings))
+        await strikes.strike(_planned(settings, strikes))
         over.set()
     report.seconds = monotonic() - began
 
@@ -163,7 +163,7 @@ async def _strike(settings: Settings, running: Cluster, report: Report) -> None:
             )
 
 
-def _planned(settings: Settings) -> Iterator[Fault]:
+def _planned(settings: Settings, strikes: Faults) -> Iterator[Fault]:
     """Until the time is over, or the number is reached."""
     plan = faults(
         settings.seed,
@@ -172,10 +172,10 @@ def _planned(settings: Settings) -> Iterator[Fault]:
         interval=settings.interval,
     )
     if settings.faults is not None:
-        yield from itertools.islice(plan, settings.faults)
-        return
+        wanted = settings.faults
+        return itertools.takewhile(lambda _: strikes.count < wanted, plan)
     end = monotonic() + (settings.seconds or 0.0)
-    yield from itertools.takewhile(lambda fault: monotonic() + fault.wait < end, plan)
+    return itertools.takewhile(lambda fault: monotonic() + fault.wait < end, plan)
 
 
 async def _not_calm(running: Cluster) -> list[str]:

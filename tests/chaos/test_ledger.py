@@ -230,11 +230,20 @@ def test_who_has_lost_as_many_agents_as_allowed_must_be_served_on() -> None:
     assert found(ledger) == []
 
 
+LONG = Question("-" * 1000, 1000, None, "-" * 1000, 1000)
+
+
+def served(record: Record, agent: str, began: float, ended: float) -> None:
+    """One character every 0.25 s."""
+    for quarter in range(int(began * 4), int(ended * 4)):
+        record.heard("-", now=quarter / 4, agent=agent)
+
+
 def test_the_loss_of_other_agents_is_no_excuse() -> None:
     ledger = Ledger()
-    record = asked(ledger, protocol=Protocol.SOCKET)
+    record = asked(ledger, LONG, protocol=Protocol.SOCKET)
 
-    record.heard("water", now=1.0, agent=A)
+    served(record, A, 1.0, 10.0)
     ledger.struck += [killed(B, 2.0 + n, 2.5 + n) for n in range(5)]
     record.ended(Outcome.ERROR, now=10.0, code=LOST)
 
@@ -243,13 +252,30 @@ def test_the_loss_of_other_agents_is_no_excuse() -> None:
 
 def test_the_loss_of_its_own_agents_is_one() -> None:
     ledger = Ledger()
-    record = asked(ledger, protocol=Protocol.SOCKET)
+    record = asked(ledger, LONG, protocol=Protocol.SOCKET)
 
-    record.heard("wat", now=1.0, agent=A)
-    record.heard("er", now=3.0, agent=B)
-    ledger.struck += [killed(A, 2.0, 2.5)]
+    served(record, A, 1.0, 3.0)
+    served(record, B, 3.0, 10.0)
+    # The first one is mended only when another agent has gone on already.
+    ledger.struck += [killed(A, 2.5, 6.0)]
     ledger.struck += [killed(B, 4.0 + n, 4.5 + n) for n in range(MOST_LOSSES)]
     record.ended(Outcome.ERROR, now=10.0, code=LOST)
+
+    assert found(ledger) == []
+    ledger.struck.pop()
+    assert found(ledger) == [f"an error that could have been avoided: {LOST}"]
+
+
+def test_while_nothing_comes_any_loss_may_be_its_own() -> None:
+    ledger = Ledger()
+    paused, silent = (asked(ledger, LONG, protocol=Protocol.SOCKET) for _ in range(2))
+
+    served(paused, A, 0.5, 2.0)
+    served(paused, A, 8.0, 10.0)
+    served(silent, A, 0.5, 2.0)
+    ledger.struck += [killed(B, 3.0 + n, 3.5 + n) for n in range(MOST_LOSSES + 1)]
+    for record in (paused, silent):
+        record.ended(Outcome.ERROR, now=10.0, code=LOST)
 
     assert found(ledger) == []
 
@@ -314,6 +340,7 @@ def test_the_balancer_must_have_counted_each_request_once() -> None:
     assert complaints(stop=3, agent_lost=2) == [
         "the balancer counted 5 outcomes of 3 requests and 1 that left"
     ]
+    assert complaints(stop=4) == ["the balancer counted 4 complete answers, clients 2 and 1 left"]
     assert complaints(stop=1, agent_lost=2) == [
         "the balancer counted 1 complete answers, clients 2 and 1 left"
     ]

@@ -146,10 +146,12 @@ async def test_what_is_late_comes_in_order() -> None:
         near, far = await network.dial()
         sent = bytes(range(50))
 
-        with network.passage.late(0.02):
+        began = asyncio.get_running_loop().time()
+        with network.passage.late(0.1):
             for byte in sent:
                 near.say(bytes([byte]))
                 await near.writer.drain()
                 await asyncio.sleep(0)
 
             assert await far.hear(len(sent)) == sent
+        assert asyncio.get_running_loop().time() - began > 0.01  # by the chance of this seed
