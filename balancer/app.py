@@ -60,7 +60,7 @@ def create_app(
             *([Middleware(KeyHolders, keys=keys)] if keys is not None else []),
         ],
         routes=[
-            Route("/health", _health),
+            Route("/health", management.health),
             Route(
                 "/api/v1/continue_from_conversation_history",
                 _plain_errors(inference.conversation),
@@ -140,10 +140,6 @@ async def _unknown(request: Request, error: Exception) -> Response:
         body = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
         return JSONResponse({"error": body}, error.status_code, error.headers)
     return PlainTextResponse(error.detail, error.status_code, error.headers)
-
-
-async def _health(_request: Request) -> Response:
-    return PlainTextResponse("OK")
 
 
 def _plain_errors(endpoint: Endpoint) -> Endpoint:

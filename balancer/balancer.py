@@ -21,6 +21,7 @@ from balancer.progress import Progress
 from balancer.rollout import GiveTurn, Rollout
 from balancer.state_store import StoredState
 from balancer.terms import ANY, Terms
+from balancer.watch import LOOK_INTERVAL, Watch
 from common.errors import ErrorCode, RequestError
 from common.ids import AgentId, RequestId
 from common.messages import (
@@ -66,6 +67,8 @@ class LinkedAgent:
     labels: tuple[str, ...]
     status: Status
     send: Callable[[bytes], None]
+    drop: Callable[[str], None]
+    watch: Watch = field(default_factory=Watch)
     description: Described = NOT_DESCRIBED
 
     def serves(self, model: str | None) -> bool:
@@ -117,6 +120,8 @@ class Balancer:
         self._timer: asyncio.TimerHandle | None = None
         self._agents: dict[AgentId, LinkedAgent] = {}
         self._requests: dict[RequestId, _Request] = {}
+        self.accepts = True
+        """False: new requests are told that this balancer ends."""
         self.closed = asyncio.Event()
         self.changes = Changes()
         self.metrics = Metrics(self._gauges)
@@ -128,6 +133,7 @@ class Balancer:
         self._stored = StoredState(balancer_desired_state=BalancerDesiredState.defaults())
         self.mode_changes = Changes()
         """Of whether tokens are generated at all."""
+        self._loop.call_later(LOOK_INTERVAL, self._look)
 
     # What clients do
 
@@ -145,7 +151,7 @@ class Balancer:
         exchange = exchange or Exchange()
         now = self._loop.time()
         request = self._requests[request_id] = _Request(frame, exchange, arrived=monotonic())
-        if self.closed.is_set():
+        if not self.accepts:
             self._refuse_because_closed(request_id)
             return exchange
         if terms.deadline is not None:
@@ -213,7 +219,7 @@ class Balancer:
         """
         exchange = Exchange()
         agent = next((a for a in self._agents.values() if a.serves(model)), None)
-        if self.closed.is_set():
+        if not self.accepts:
             failed = Failed(request_id, ErrorCode.SHUTTING_DOWN, SHUTTING_DOWN)
         elif agent is None:
             failed = Failed(request_id, ErrorCode.NO_AGENTS, "no agent serves a model now")
@@ -229,15 +235,16 @@ class Balancer:
 
     # What agents do
 
-    def join(self, frame: Join, send: Callable[[bytes], None]) -> None:
-        """A link has been made. ``send`` hands an encoded frame to it and never waits.
+    def join(self, frame: Join, send: Callable[[bytes], None], drop: Callable[[str], None]) -> None:
+        """A link has been made. ``send`` hands an encoded frame to it and never waits; ``drop`` ends
+        it, for the reason that is given, when the agent has been made to leave already.
 
         An agent that is here already has a new link before we noticed the loss of the old one.
         """
         if frame.agent_id in self._agents:
             self.leave(frame.agent_id)
         log.info("agent_id=%s name=%s joined", frame.agent_id, frame.name)
-        agent = LinkedAgent(frame.agent_id, frame.name, frame.labels, frame.status, send)
+        agent = LinkedAgent(frame.agent_id, frame.name, frame.labels, frame.status, send, drop)
         self._agents[frame.agent_id] = agent
         self._tell_state(agent)
         self._dispatcher.join(frame.agent_id)
@@ -245,6 +252,7 @@ class Balancer:
 
     def report(self, agent_id: AgentId, status: Status) -> None:
         agent = self._agents[agent_id]
+        agent.watch.heard()
         if status.version > agent.status.version:
             agent.status = status
             self._report(agent_id, status)
@@ -254,6 +262,7 @@ class Balancer:
 
     def happened(self, agent_id: AgentId, events: Iterable[Event]) -> None:
         """What one pass of an agent brought forth."""
+        self._agents[agent_id].watch.heard()
         for event in events:
             if event.request_id in self._consultations:
                 self._answer(event)
@@ -292,6 +301,18 @@ class Balancer:
                 agent_id,
             )
         self._carry_out(effects)
+
+    def _look(self) -> None:
+        """Is there an agent that has come to a stop?"""
+        for agent_id, agent in tuple(self._agents.items()):
+            reason = agent.watch.look(agent.status, bound=self._dispatcher.bound(agent_id))
+            if reason is not None:
+                log.warning("agent_id=%s name=%s is given up: %s", agent_id, agent.name, reason)
+                self.metrics.given_up.inc()
+                self.leave(agent_id)
+                agent.drop(reason)
+        if not self.closed.is_set():
+            self._loop.call_later(LOOK_INTERVAL, self._look)
 
     # What the operator wants
 
@@ -339,8 +360,21 @@ class Balancer:
     def buffered(self) -> int:
         return self._dispatcher.buffered
 
+    async def drain(self) -> None:
+        """Take nothing new, tell those that wait for a slot that this balancer ends, and return when all
+        that runs is over.
+        """
+        self.accepts = False
+        for request_id, request in tuple(self._requests.items()):
+            if request.dispatched is None:
+                self._carry_out(self._dispatcher.cancel(request_id))
+                self._refuse_because_closed(request_id)
+        while self._requests:
+            await self.changes.after(self.changes.count)
+
     def close(self) -> None:
         """Tell every client that this balancer ends; new requests are told the same at once."""
+        self.accepts = False
         self.closed.set()
         self.changes.notify()
         for request_id in tuple(self._consultations):

@@ -6,6 +6,7 @@ task owns each socket.
 
 import asyncio
 import logging
+from contextlib import suppress
 
 import msgspec
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -15,6 +16,7 @@ from websockets.frames import CloseCode
 from balancer.balancer import Balancer
 from common.ids import AgentId
 from common.messages import (
+    GIVEN_UP,
     MAX_FRAME_BYTES,
     PING_INTERVAL,
     PING_TIMEOUT,
@@ -32,6 +34,11 @@ log = logging.getLogger(__name__)
 JOIN_TIMEOUT = 5.0
 """Seconds that a new link may take to say who it is."""
 
+GOOD_BYE_TIMEOUT = 1.0
+
+LONGEST_REASON = 100
+"""Characters; a close frame holds 123 bytes."""
+
 MOST_WAITING = 4096
 """Frames that may wait for a slow link before it is given up."""
 
@@ -41,6 +48,7 @@ class AgentListener:
         self._balancer = balancer
         self._server: Server | None = None
         self._current: dict[AgentId, ServerConnection] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> int:
         """Listen; return the port (``port`` 0: any that is free). Raises ``OSError``."""
@@ -91,7 +99,13 @@ class AgentListener:
                 log.warning("agent_id=%s does not read its link", agent_id)
                 socket.transport.abort()
 
-        self._balancer.join(join, send)
+        def drop(reason: str) -> None:
+            del self._current[agent_id]
+            closing = asyncio.create_task(_give_up(socket, reason))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+        self._balancer.join(join, send, drop)
         self._current[agent_id] = socket
         try:
             async with asyncio.TaskGroup() as group:
@@ -109,7 +123,10 @@ class AgentListener:
     async def _read(self, socket: ServerConnection, agent_id: AgentId) -> None:
         async for data in socket:
             frame = decode_to_balancer(data)
-            if self._current.get(agent_id) is not socket:
+            current = self._current.get(agent_id)
+            if current is None:
+                return  # given up: what it says is of no interest any more
+            if current is not socket:
                 await socket.close(REFUSED, "this agent has a newer link")
                 return
             match frame:
@@ -122,6 +139,14 @@ class AgentListener:
                 case Join():
                     await socket.close(CloseCode.PROTOCOL_ERROR, "a link is joined once")
                     return
+
+
+async def _give_up(socket: ServerConnection, reason: str) -> None:
+    """It may not read any more, and then it is not told."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(GOOD_BYE_TIMEOUT):
+            await socket.close(GIVEN_UP, reason[:LONGEST_REASON])
+    socket.transport.abort()
 
 
 async def _write(socket: ServerConnection, outbox: asyncio.Queue[bytes]) -> None:

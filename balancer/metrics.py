@@ -73,6 +73,11 @@ class Metrics:
             ["reason"],
             registry=self._registry,
         )
+        self.given_up = Counter(
+            "headrace_agents_given_up",
+            "Agents that answered and did nothing else",
+            registry=self._registry,
+        )
         self.resumed = Counter(
             "headrace_resumed",
             "Times that an answer which had begun went on from another agent",

@@ -34,6 +34,9 @@ PROTOCOL = 6
 REFUSED = 4000
 """The close code with which a balancer says that dialling again is useless."""
 
+GIVEN_UP = 4001
+"""The close code with which a balancer says that the agent has come to a stop: its process should end."""
+
 PING_INTERVAL = 2.0
 PING_TIMEOUT = 5.0
 """Seconds without an answer after which either side gives the link up."""
@@ -533,6 +536,8 @@ class Status(Frame, frozen=True, kw_only=True):
     figures: Figures = Figures()
     step_age: float | None = None
     """Seconds since the pass that runs now began; None: nothing is to be done."""
+    step_limit: float | None = None
+    """How old it may become; beyond, the agent has come to a stop."""
     fingerprint: str = ""
     """Agents that have the same one can go on with each other's answers; empty: nobody can."""
 

@@ -50,6 +50,10 @@ class BalancerReplica:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return create_app(self._balancer, self._store, origins=self._origins, keys=self._keys)
 
+    async def drain(self) -> None:
+        """Take nothing new, and return when all that runs is over."""
+        await self._balancer.drain()
+
     async def shut_down(self) -> None:
         """End every stream with a message now, instead of letting it run to its end."""
         self._balancer.close()

@@ -127,6 +127,15 @@ def up(
     buffer_timeout: Annotated[
         float, typer.Option("--buffer-timeout", min=0.01, help="Seconds that each may wait.")
     ] = 10.0,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            "--drain-timeout",
+            min=0,
+            max=3600,
+            help="Seconds that running requests may go on after Ctrl-C.",
+        ),
+    ] = 30.0,
     n_gpu_layers: GpuLayers = None,
     main_gpu: MainGpu = None,
     tensor_split: TensorSplit = None,
@@ -177,6 +186,7 @@ def up(
         host=host,
         port=port,
         agents=tuple(settings),
+        drain_timeout=drain_timeout,
         balancer=BalancerSettings(
             agent_host=host,
             agent_port=agent_port,
@@ -197,7 +207,7 @@ def up(
             return 1
         return 0
 
-    raise typer.Exit(run_apart(work))
+    raise typer.Exit(run_apart(work, drain_timeout=drain_timeout))
 
 
 @app.command()

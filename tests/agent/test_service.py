@@ -14,13 +14,14 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 
 from agent.engine import Engine
 from agent.host import Models
-from agent.link import LinkRefusedError
+from agent.link import GivenUpError, LinkRefusedError
 from agent.model_files import ModelFileError
 from agent.service import Agent
 from agent.swap import ModelSwap, Setup
 from common.errors import ErrorCode, ModelError, ProjectorError, RequestError
 from common.ids import RequestId, TokenId
 from common.messages import (
+    GIVEN_UP,
     IMAGE_MARKER,
     PROTOCOL,
     REFUSED,
@@ -960,6 +961,18 @@ async def test_a_balancer_that_refuses_ends_the_agent(
     await link.socket.close(REFUSED, "this balancer speaks protocol 9")
 
     with pytest.raises(LinkRefusedError, match="protocol 9"):
+        await running.ended()
+
+
+async def test_an_agent_that_is_held_for_dead_ends(
+    balancer: PlayedBalancer, running: RunningAgent
+) -> None:
+    link = await balancer.link()
+    await link.frame()
+
+    await link.socket.close(GIVEN_UP, "it says nothing")
+
+    with pytest.raises(GivenUpError, match="it says nothing"):
         await running.ended()
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from answers import text_of
 from msgspec.structs import replace
-from played import Play, ask, metric
+from played import Play, Until, ask, metric
 
 from balancer.balancer import Balancer
 from balancer.exchange import MOST_WAITING, Exchange
@@ -172,6 +172,26 @@ async def test_a_batch_goes_on_from_another_agent_with_its_open_documents(
     told = [each.event async for each in exchange]
     assert told[-1] == Finished(R1, FinishReason.STOP, Usage(prompt_tokens=8))
     assert len(told) == 5
+
+
+async def test_an_agent_that_has_come_to_a_stop_is_given_up_and_its_work_moved(
+    balancer: Balancer, play: Play, until: Until
+) -> None:
+    stuck = play("stuck", fingerprint="one")
+    exchange = ask(balancer, R1)
+    await stuck.asked()
+    stuck.say_token(R1, "a")
+    well = play("well", fingerprint="one")
+
+    stuck.report(slots=1, step_age=7.0, step_limit=6.0)
+
+    assert (await well.asked()).resumed == (TokenId(1),)
+    well.finish(R1)
+    assert isinstance(await outcome(exchange), Finished)
+    assert [view.name for view in balancer.agents] == ["well"]
+    (reason,) = stuck.dropped
+    assert "7.0 s" in reason
+    assert metric(balancer, "headrace_agents_given_up_total") == 1
 
 
 async def test_a_request_that_had_begun_ends_with_its_agent(balancer: Balancer, play: Play) -> None:

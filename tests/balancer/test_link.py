@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from played import Until, ask
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -14,6 +15,7 @@ from balancer.balancer import Balancer
 from balancer.link import AgentListener
 from common.ids import AgentId, RequestId
 from common.messages import (
+    GIVEN_UP,
     PROTOCOL,
     REFUSED,
     Cancel,
@@ -118,6 +120,18 @@ async def test_a_new_link_of_the_same_agent_replaces_the_old_one(
     await new.send(encode(status(version=2, slots=3)))
     await until(lambda: [a.status.slots_total for a in balancer.agents] == [3])
     await new.close()
+
+
+async def test_an_agent_that_has_come_to_a_stop_is_told_so(
+    balancer: Balancer, url: str, until: Until
+) -> None:
+    socket = await dial(url, join())
+    stuck = replace(status(version=2), step_age=7.0, step_limit=6.0)
+
+    await socket.send(encode(stuck))
+
+    assert await closed(socket) == GIVEN_UP
+    assert balancer.agents == []
 
 
 async def test_another_protocol_is_refused_for_good(balancer: Balancer, url: str) -> None:

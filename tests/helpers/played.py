@@ -54,6 +54,8 @@ class PlayedAgent:
         self._balancer = balancer
         self.states: list[AgentDesiredState] = []
         """What it was told to run, the newest last."""
+        self.dropped: list[str] = []
+        """Why its link was ended."""
         self.turns: list[int] = []
         """To change its model."""
         self._version = 0
@@ -64,7 +66,7 @@ class PlayedAgent:
             status=self._status(slots=slots, **more),
             labels=labels,
         )
-        balancer.join(join, self._take)
+        balancer.join(join, self._take, self.dropped.append)
 
     def _take(self, data: bytes) -> None:
         match decode_to_agent(data):
