@@ -24,6 +24,24 @@ def show(report: Report, console: Console) -> None:
     )
     for violation in report.violations:
         console.print(f"  violation: {violation}", markup=False, highlight=False, soft_wrap=True)
+    for record in report.ledger.records:
+        if record.ended_as(Outcome.ERROR) and record.request_id is not None:
+            console.print(f"request {record.name} ended with an error:", highlight=False)
+            for line in history(report, record):
+                console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def history(report: Report, record: Record) -> list[str]:
+    """What the balancer's log has of a request and of the agents that it was given to."""
+    mine = f"request_id={record.request_id} "
+    agents = {
+        word
+        for line in report.log
+        if mine in line
+        for word in line.split()
+        if word.startswith("agent_id=")
+    }
+    return [line for line in report.log if mine in line or agents & set(line.split())]
 
 
 def faults_table(report: Report) -> Table:

@@ -41,6 +41,7 @@ MOST_GROWTH = 40 * 2**10
 """Kilobytes of resident memory."""
 MOST_MORE_DESCRIPTORS = 12
 
+MENTIONS = re.compile(r" (request_id=|agent_id=\w+ (name=\S+ joined|left))")
 DISPATCHED = re.compile(r"request_id=(\w+) agent_id=\w+ dispatched$", re.MULTILINE)
 COUNTED = re.compile(r'^headrace_requests_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
 
@@ -70,6 +71,8 @@ class Report:
     )
     """Of each process: what it is, before, after."""
     seconds: float = 0.0
+    log: list[str] = field(default_factory=list[str])
+    """Of the balancer, as far as it speaks of requests and of agents that came or went."""
 
 
 def run(settings: Settings) -> Report:
@@ -91,13 +94,15 @@ def _folders(up: Up) -> set[str]:
     return set(re.findall(r"/tmp/headrace-\w+", " ".join(up.command.processes())))
 
 
-def _dispatches(folders: Iterable[str]) -> Counter[str]:
-    """How often each request was given to an agent, by the logs of all replicas."""
-    found: Counter[str] = Counter()
-    for folder in folders:
-        for log in Path(folder).glob("session_latest/logs/worker-*.err"):
-            found.update(DISPATCHED.findall(log.read_text(errors="replace")))
-    return found
+def _log(folders: Iterable[str]) -> list[str]:
+    """The lines of all replicas that speak of a request or of an agent that came or went."""
+    return [
+        line
+        for folder in folders
+        for log in sorted(Path(folder).glob("session_latest/logs/worker-*.err"))
+        for line in log.read_text(errors="replace").splitlines()
+        if MENTIONS.search(line)
+    ]
 
 
 async def _run(settings: Settings, up: Up, report: Report) -> list[str]:
@@ -142,7 +147,8 @@ async def _strike(settings: Settings, running: Cluster, report: Report) -> None:
     report.seconds = monotonic() - began
 
     report.violations += strikes.violations
-    ledger.dispatched(_dispatches(_folders(running.up)))
+    report.log = _log(_folders(running.up))
+    ledger.dispatched(Counter(DISPATCHED.findall("\n".join(report.log))))
     report.violations += ledger.violations(now=monotonic())
     report.violations += sorted(set(running.overfull))
     report.violations += await _not_calm(running)
