@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from deploy.settings import EngineKind
 from integration_tests.chaos.plan import OF_AGENTS, OF_BALANCER, Kind
 from integration_tests.chaos.report import show
 from integration_tests.chaos.run import Settings, run
@@ -21,6 +22,9 @@ def chaos(
     interval: Annotated[float, typer.Option(help="Seconds between two, on average.")] = 2.5,
     clients: Annotated[int, typer.Option(help="At any time.")] = 8,
     kind: Annotated[list[Kind] | None, typer.Option(help="Only these; may be repeated.")] = None,
+    engine: Annotated[
+        EngineKind, typer.Option(help="Of a real model only the length of an answer is known.")
+    ] = EngineKind.ECHO,
     balancer: Annotated[
         bool, typer.Option(help="Strike replica, proxy and controller too.")
     ] = False,
@@ -35,6 +39,7 @@ def chaos(
         faults=faults,
         interval=interval,
         clients=clients,
+        engine=engine,
     )
     console.print(f"seed {settings.seed}")
     report = run(settings)

@@ -21,6 +21,8 @@ SOCKET = "/api/v1/inference_socket"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
 REQUEST_ID = "x-request-id"
 
 LONGEST_PAUSE = 1.5
@@ -52,6 +54,8 @@ class LeftError(Exception):
 class EndedError(Exception):
     """The stream is over: its connection was lost, or never made."""
 
+
+SOCKET_RUBBISH: list[str | bytes] = ["", "not JSON", "[]", '{"Request": 1}', b"\x00\xff"]
 
 UNREACHED = (httpx.ConnectError, ConnectionRefusedError, InvalidHandshake, InvalidMessage)
 LOST = (httpx.TransportError, OSError, EndedError, ConnectionClosed)
@@ -192,22 +196,41 @@ class Clients:
         record = self._ledger.open(
             f"{visit.number}", visit.protocol, visit.manner, None, now=monotonic()
         )
-        route, body = RUBBISH[int(visit.haste * len(RUBBISH))]
         try:
-            response = await self._http.post(route, content=body)
-        except httpx.TransportError as error:
+            if visit.protocol is Protocol.SOCKET:
+                await self._send_rubbish_over_socket(record)
+            else:
+                route, body = RUBBISH[int(visit.haste * len(RUBBISH))]
+                response = await self._http.post(route, content=body)
+                told = f"{response.status_code}: {response.text[:60]}"
+                is_refused = 400 <= response.status_code < 500
+                outcome = Outcome.REFUSED if is_refused else Outcome.ERROR
+                record.ended(outcome, now=monotonic(), code=told)
+        except (*UNREACHED, *LOST) as error:
             record.ended(Outcome.UNREACHED, now=monotonic(), code=type(error).__name__)
             return False
-        told = f"{response.status_code}: {response.text[:60]}"
-        outcome = Outcome.REFUSED if 400 <= response.status_code < 500 else Outcome.ERROR
-        record.ended(outcome, now=monotonic(), code=told)
         return True
+
+    async def _send_rubbish_over_socket(self, record: Record) -> None:
+        """What names a request is answered with an error, the rest ignored; the socket stays."""
+        async with connect(self._socket, proxy=None, close_timeout=1.0) as socket:
+            for rubbish in SOCKET_RUBBISH:
+                await socket.send(rubbish)
+            await socket.send(json.dumps({"Request": {"id": record.name, "request": {}}}))
+            message = json.loads(await socket.recv())
+            if "Error" in message and message["Error"]["request_id"] == record.name:
+                record.ended(Outcome.REFUSED, now=monotonic())
+            else:
+                record.ended(Outcome.ERROR, now=monotonic(), code=f"answered with {message}")
 
     # Over a websocket
 
+    @property
+    def _socket(self) -> str:
+        return self._address.replace("http", "ws", 1) + SOCKET
+
     async def _over_socket(self, visit: Visit, records: list[Record]) -> None:
-        url = self._address.replace("http", "ws", 1) + SOCKET
-        async with connect(url, proxy=None, close_timeout=1.0) as socket:
+        async with connect(self._socket, proxy=None, close_timeout=1.0) as socket:
             for record, question in zip(records, visit.questions, strict=True):
                 request = {"ContinueFromRawPrompt": raw_prompt(question)}
                 asked = {"Request": {"id": record.name, "request": request}}
@@ -251,7 +274,7 @@ def _end(records: list[Record], outcome: Outcome, code: str = "") -> None:
 
 
 def raw_prompt(question: Question) -> dict[str, Any]:
-    return {"raw_prompt": question.prompt, **_limits(question)}
+    return {"raw_prompt": question.prompt, **_limits(question), **_sampling(question)}
 
 
 def conversation(question: Question) -> dict[str, Any]:
@@ -260,6 +283,7 @@ def conversation(question: Question) -> dict[str, Any]:
         "add_generation_prompt": True,
         "enable_thinking": False,
         **_limits(question),
+        **_sampling(question),
     }
 
 
@@ -268,9 +292,13 @@ def _limits(question: Question) -> dict[str, Any]:
     return {"max_tokens": question.max_tokens, **stop}
 
 
+def _sampling(question: Question) -> dict[str, Any]:
+    return {} if question.answer is not None else {"sampling": GREEDY}
+
+
 def _openai(question: Question, *, stream: bool) -> dict[str, Any]:
     streamed = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-    return {**_limits(question), **streamed}
+    return {**_limits(question), **({} if question.answer is not None else GREEDY), **streamed}
 
 
 def _refused(record: Record, response: httpx.Response) -> None:

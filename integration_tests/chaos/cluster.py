@@ -197,7 +197,9 @@ async def cluster(up: Up, *, agents: int, seed: int, engine: str) -> AsyncGenera
             name = f"chaos-{number + 1}"
             chance = random.Random(f"network of {name} of {seed}")
             passage = await stack.enter_async_context(Passage(up.agent_port, chance).open())
-            agent = ChaosAgent(name, passage, ["--engine", engine, "--slots", str(SLOTS)])
+            agent = ChaosAgent(
+                name, passage, ["--engine", engine, "--slots", str(SLOTS), "--threads", "1"]
+            )
             stack.push_async_callback(asyncio.to_thread, agent.end)
             agent.start()
             made.append(agent)

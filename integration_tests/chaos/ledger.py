@@ -131,11 +131,10 @@ class Record:
         if self.question is None:
             self.faults.append(f"rubbish was answered with {text[:40]!r}")
             return
-        wanted = self.question.answer[self.said : self.said + len(text)]
-        if text != wanted:
+        answer = self.question.answer
+        if answer is not None and text != (wanted := answer[self.said : self.said + len(text)]):
             self.faults.append(
-                f"at character {self.said} of {len(self.question.answer)} came {text[:40]!r}"
-                f" and not {wanted[:40]!r}"
+                f"at character {self.said} of {len(answer)} came {text[:40]!r} and not {wanted[:40]!r}"
             )
         if self.first is None:
             self.first = now
@@ -149,10 +148,11 @@ class Record:
     def counted(self, *, prompt: int, answer: int) -> None:
         """The usage has come, in tokens."""
         assert self.question is not None
-        wanted = (len(self.question.prompt.encode()), self.question.tokens)
-        if (prompt, answer) != wanted:
+        is_echo = self.question.answer is not None
+        wanted = len(self.question.prompt.encode()) if is_echo else prompt
+        if (prompt, answer) != (wanted, self.question.tokens):
             self.faults.append(
-                f"the usage is {prompt} + {answer} tokens and not {wanted[0]} + {wanted[1]}"
+                f"the usage is {prompt} + {answer} tokens and not {wanted} + {self.question.tokens}"
             )
 
     def ended(self, outcome: Outcome, *, now: float, code: str = "") -> None:
@@ -239,8 +239,10 @@ def _faults(record: Record, struck: Sequence[Struck], *, now: float) -> list[str
     balancer_struck = any(s.kind in OF_BALANCER and touches(s, record) for s in struck)
     question = record.question
     match ending.outcome:
-        case Outcome.COMPLETE if question is not None and record.said < len(question.answer):
-            found.append(f"ended well after {record.said} of {len(question.answer)} characters")
+        case Outcome.COMPLETE if question is not None and record.said < len(question.answer or ""):
+            found.append(
+                f"ended well after {record.said} of {len(question.answer or '')} characters"
+            )
         case Outcome.COMPLETE if question is None:
             found.append("rubbish was served")
         case Outcome.CUT | Outcome.UNREACHED if not balancer_struck:

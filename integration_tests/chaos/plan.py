@@ -1,7 +1,8 @@
 """What a run does, from its seed alone: which clients come, what they ask, and which faults strike.
 
 No I/O and no clock here. Every request has its own text, from which its answer is known byte by
-byte: the echo engine says the prompt back.
+byte: the echo engine says the prompt back. (A real model may be asked too; then only the number of
+tokens is known.)
 """
 
 import enum
@@ -71,10 +72,12 @@ class Question:
     prompt: str
     max_tokens: int
     stop: str | None
-    answer: str
-    """All that may be said, and all that must be said if it ends well."""
+    answer: str | None
+    """All that may be said, and all that must be said if it ends well. None: that is the model's
+    business.
+    """
     tokens: int
-    """Of the answer, as the usage has them."""
+    """Of the whole answer, as the usage has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,9 @@ class Visit:
     """0 to 1: how early one leaves at once, how long a slow one waits, which rubbish."""
 
 
-def visit(seed: int, number: int) -> Visit:
+def visit(seed: int, number: int, *, of_model: bool = False) -> Visit:
+    """``of_model``: what a real model is asked, whose answers are not known."""
+    ask = model_question if of_model else echo_question
     chance = random.Random(f"visit {number} of {seed}")
     protocol = _choose(PROTOCOLS, chance)
     manner = _choose(MANNERS, chance)
@@ -104,13 +109,20 @@ def visit(seed: int, number: int) -> Visit:
         number,
         protocol,
         manner,
-        tuple(question(chance, f"{number}.{n}") for n in range(count)),
+        tuple(ask(chance, f"{number}.{n}") for n in range(count)),
         after=chance.randint(1, 100),
         haste=chance.random(),
     )
 
 
-def question(chance: random.Random, name: str) -> Question:
+def model_question(chance: random.Random, name: str) -> Question:
+    """Greedy, and always as long as it may be."""
+    prompt = f"{name} Tell me about the {' and the '.join(chance.choices(WORDS, k=4))}."
+    tokens = chance.randint(20, 100)
+    return Question(prompt, tokens, None, None, tokens)
+
+
+def echo_question(chance: random.Random, name: str) -> Question:
     """``name``: stands in the prompt again and again, so that no part of an answer is another's."""
     size = chance.randint(SHORTEST, LONGEST)
     prompt = chance.choice(["", *BEGINNINGS])

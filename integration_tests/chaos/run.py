@@ -16,6 +16,7 @@ from time import monotonic
 import httpx
 
 from deploy.agents import ECHO_PACE
+from deploy.settings import EngineKind
 from integration_tests.chaos.clients import Clients
 from integration_tests.chaos.cluster import (
     CONTROLLER,
@@ -29,7 +30,7 @@ from integration_tests.chaos.cluster import (
 )
 from integration_tests.chaos.faults import Faults
 from integration_tests.chaos.ledger import LONGEST, Counts, Ledger, disagreements
-from integration_tests.chaos.plan import OF_BALANCER, Fault, Kind, faults, visit
+from integration_tests.chaos.plan import OF_BALANCER, Fault, Kind, Visit, faults, visit
 from integration_tests.helpers.product import Up, start_up
 
 WARM_UP_VISITS = 20
@@ -58,7 +59,7 @@ class Settings:
     agents: int = 3
     clients: int = 8
     """That are there at any time."""
-    engine: str = "echo"
+    engine: EngineKind = EngineKind.ECHO
 
 
 @dataclass(slots=True)
@@ -124,7 +125,7 @@ async def _strike(settings: Settings, running: Cluster, report: Report) -> None:
     warm_up = Ledger()
     warming = Clients(running.up.address, model, warm_up, running.http)
     await asyncio.gather(
-        *(warming.come(visit(settings.seed, -1 - number)) for number in range(WARM_UP_VISITS))
+        *(warming.come(_visit(settings, -1 - number)) for number in range(WARM_UP_VISITS))
     )
     report.violations += [f"while warming up: {v}" for v in warm_up.violations(now=monotonic())]
     before = _footprints(running)
@@ -134,7 +135,7 @@ async def _strike(settings: Settings, running: Cluster, report: Report) -> None:
 
     async def keep_coming() -> None:
         while not over.is_set():
-            if not await clients.come(visit(settings.seed, next(numbers))):
+            if not await clients.come(_visit(settings, next(numbers))):
                 await asyncio.sleep(RETRY_PAUSE)
 
     strikes = Faults(running, ledger)
@@ -167,6 +168,10 @@ async def _strike(settings: Settings, running: Cluster, report: Report) -> None:
             report.violations.append(
                 f"{name} had {old.descriptors} open descriptors and has {new.descriptors}"
             )
+
+
+def _visit(settings: Settings, number: int) -> Visit:
+    return visit(settings.seed, number, of_model=settings.engine is not EngineKind.ECHO)
 
 
 def _planned(settings: Settings, strikes: Faults) -> Iterator[Fault]:

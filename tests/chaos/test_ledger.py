@@ -122,6 +122,18 @@ def test_tokens_that_are_counted_twice_are_found() -> None:
     assert found(ledger) == ["the usage is 10 + 14 tokens and not 10 + 10"]
 
 
+def test_of_a_model_only_the_number_of_tokens_is_known() -> None:
+    ledger = Ledger()
+    well, badly = (asked(ledger, Question("tell", 10, None, None, 10)) for _ in range(2))
+
+    for record, tokens in ((well, 10), (badly, 11)):
+        record.heard("whatever", now=1.0)
+        record.counted(prompt=2, answer=tokens)
+        record.ended(Outcome.COMPLETE, now=1.1)
+
+    assert found(ledger) == ["the usage is 2 + 11 tokens and not 2 + 10"]
+
+
 def test_a_request_without_an_outcome_is_found() -> None:
     ledger = Ledger()
 
