@@ -12,6 +12,10 @@ from integration_tests.chaos.ledger import Outcome, Record
 from integration_tests.chaos.run import Report
 
 
+MOST_SHOWN = 10
+"""Requests that failed, with what the balancer's log has of them."""
+
+
 def show(report: Report, console: Console) -> None:
     console.print(faults_table(report))
     console.print(outcomes_table(report.ledger.records))
@@ -24,15 +28,16 @@ def show(report: Report, console: Console) -> None:
     )
     for violation in report.violations:
         console.print(f"  violation: {violation}", markup=False, highlight=False, soft_wrap=True)
-    for record in report.ledger.records:
-        if record.ended_as(Outcome.ERROR) and record.request_id is not None:
+    failed = [record for record in report.ledger.records if record.ended_as(Outcome.ERROR)]
+    for record in failed[:MOST_SHOWN]:
+        if record.request_id is not None:
             console.print(f"request {record.name} ended with an error:", highlight=False)
             for line in history(report, record):
                 console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def history(report: Report, record: Record) -> list[str]:
-    """What the balancer's log has of a request and of the agents that it was given to."""
+    """What the balancer's log has of a request, and of the coming and going of its agents."""
     mine = f"request_id={record.request_id} "
     agents = {
         word
@@ -41,7 +46,11 @@ def history(report: Report, record: Record) -> list[str]:
         for word in line.split()
         if word.startswith("agent_id=")
     }
-    return [line for line in report.log if mine in line or agents & set(line.split())]
+    return [
+        line
+        for line in report.log
+        if mine in line or ("request_id=" not in line and agents & set(line.split()))
+    ]
 
 
 def faults_table(report: Report) -> Table:
