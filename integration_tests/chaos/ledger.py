@@ -21,6 +21,10 @@ AFTERMATH = 30.0
 """Seconds after a fault in which its consequences may show."""
 
 
+NOTICED_WITHIN = 5.0
+"""Seconds after a fault is over in which an agent may still be given up for it."""
+
+
 class Outcome(enum.StrEnum):
     COMPLETE = "complete"
     ERROR = "error"
@@ -256,6 +260,29 @@ def _faults(record: Record, struck: Sequence[Struck], *, now: float) -> list[str
         case _:
             pass
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """The balancer lost an agent, or gave it up."""
+
+    agent: str
+    at: float
+
+
+def unexplained(departures: Sequence[Departure], struck: Sequence[Struck]) -> list[str]:
+    """Agents that were lost though nothing had struck them that may cost a link: a slow one must
+    never be taken for a dead one.
+    """
+    return [
+        f"{departure.agent} was given up, and nothing had struck it"
+        for departure in departures
+        if not any(
+            (s.kind in OF_BALANCER or (s.kind in LOSING and s.agent == departure.agent))
+            and s.began <= departure.at <= s.ended + NOTICED_WITHIN
+            for s in struck
+        )
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from rich.table import Table
 from integration_tests.chaos.ledger import Outcome, Record
 from integration_tests.chaos.run import Report
 
-
 MOST_SHOWN = 10
 """Requests that failed, with what the balancer's log has of them."""
 

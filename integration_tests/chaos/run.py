@@ -10,8 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 
 import httpx
 
@@ -29,7 +30,14 @@ from integration_tests.chaos.cluster import (
     footprint,
 )
 from integration_tests.chaos.faults import Faults
-from integration_tests.chaos.ledger import LONGEST, Counts, Ledger, disagreements
+from integration_tests.chaos.ledger import (
+    LONGEST,
+    Counts,
+    Departure,
+    Ledger,
+    disagreements,
+    unexplained,
+)
 from integration_tests.chaos.plan import OF_BALANCER, Fault, Kind, Visit, faults, visit
 from integration_tests.helpers.product import Up, start_up
 
@@ -42,6 +50,8 @@ MOST_GROWTH = 40 * 2**10
 """Kilobytes of resident memory."""
 MOST_MORE_DESCRIPTORS = 12
 
+JOINED = re.compile(r"agent_id=(\w+) name=(\S+) joined$")
+LEFT = re.compile(r"agent_id=(\w+) left$")
 MENTIONS = re.compile(r" (request_id=|agent_id=\w+ (name=\S+ joined|left))")
 DISPATCHED = re.compile(r"request_id=(\w+) agent_id=\w+ dispatched$", re.MULTILINE)
 COUNTED = re.compile(r'^headrace_requests_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
@@ -106,6 +116,20 @@ def _log(folders: Iterable[str]) -> list[str]:
     ]
 
 
+def _departures(log: Iterable[str], began: float) -> list[Departure]:
+    """In the time of ``monotonic``; not those before ``began``."""
+    offset = time() - monotonic()
+    names: dict[str, str] = {}
+    found: list[Departure] = []
+    for line in log:
+        if joined := JOINED.search(line):
+            names[joined[1]] = joined[2]
+        elif left := LEFT.search(line):
+            stamp = datetime.fromisoformat(line[:23].replace(",", "."))
+            found.append(Departure(names[left[1]], stamp.timestamp() - offset))
+    return [departure for departure in found if departure.at >= began]
+
+
 async def _run(settings: Settings, up: Up, report: Report) -> list[str]:
     """Return what is left of the agents."""
     async with cluster(
@@ -150,6 +174,8 @@ async def _strike(settings: Settings, running: Cluster, report: Report) -> None:
     report.violations += strikes.violations
     report.log = _log(_folders(running.up))
     ledger.dispatched(Counter(DISPATCHED.findall("\n".join(report.log))))
+    departures = _departures(report.log, began)
+    report.violations += unexplained(departures, ledger.struck)
     report.violations += ledger.violations(now=monotonic())
     report.violations += sorted(set(running.overfull))
     report.violations += await _not_calm(running)

@@ -4,12 +4,14 @@ from balancer.dispatcher import MOST_LOSSES
 from integration_tests.chaos.ledger import (
     LONGEST,
     Counts,
+    Departure,
     Gap,
     Ledger,
     Outcome,
     Record,
     Struck,
     disagreements,
+    unexplained,
 )
 from integration_tests.chaos.plan import Kind, Manner, Protocol, Question
 
@@ -330,6 +332,21 @@ def test_a_pause_in_a_stream_is_a_gap_of_whoever_was_at_it() -> None:
     record.heard(" mill", now=4.1, agent=B)
 
     assert record.gaps == [Gap(1.1, 4.1, A)]
+
+
+def test_an_agent_may_be_given_up_only_if_it_was_struck_so_that_its_link_may_be_lost() -> None:
+    struck = [
+        killed(A, 10.0, 12.0),
+        Struck(Kind.PAUSE, B, 20.0, 21.0),
+        Struck(Kind.DELAY, B, 30.0, 31.0),
+        Struck(Kind.KILL_REPLICA, None, 50.0, 55.0),
+    ]
+
+    def complaints(agent: str, at: float) -> int:
+        return len(unexplained([Departure(agent, at)], struck))
+
+    assert [complaints(A, at) for at in (9.0, 10.5, 13.0, 40.0, 52.0)] == [1, 0, 0, 1, 0]
+    assert [complaints(B, at) for at in (10.5, 20.5, 30.5, 52.0)] == [1, 1, 1, 0]
 
 
 def over(ledger: Ledger, *outcomes: Outcome) -> None:
