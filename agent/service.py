@@ -85,6 +85,7 @@ class Agent:
         self._swap = swap
         self._host = ModelHost(models, swap, self, loop_settings)
         self._preparing: dict[RequestId, Future[Work]] = {}
+        self._consulting: dict[RequestId, Future[Tokenized | Detokenized]] = {}
         self._preparations = 0
         """Calls on the threads that prepare, cancelled ones too: they use the model's vocabulary."""
         # More than one, so that a prompt does not wait for somebody's megabyte of documents.
@@ -278,6 +279,7 @@ class Agent:
             self._tell([Failed(request_id, ErrorCode.NO_AGENTS, message)])
             return
         future = self._preparation.submit(preparer.consult, request)
+        self._consulting[request_id] = future
         self._preparations += 1
         future.add_done_callback(
             lambda done: self._host.hand_over(self._consulted, request_id, done)
@@ -285,6 +287,10 @@ class Agent:
 
     def _consulted(self, request_id: RequestId, future: Future[Tokenized | Detokenized]) -> None:
         self._preparations -= 1
+        if self._consulting.get(request_id) is not future:  # nobody waits for it any longer
+            self._tell_if_idle()
+            return
+        del self._consulting[request_id]
         try:
             self._tell([future.result()])
         except RequestError as error:
@@ -315,6 +321,10 @@ class Agent:
             self._host.loop.submit(prepared)
 
     def _cancel(self, request_id: RequestId) -> None:
+        if consulting := self._consulting.pop(request_id, None):
+            self._wanted.discard(request_id)
+            consulting.cancel()  # it may run already; else it never will
+            return
         future = self._preparing.pop(request_id, None)
         if future is None:
             if self._host.loop is not None:

@@ -15,6 +15,7 @@ from balancer.app import create_app
 from balancer.balancer import Balancer
 from balancer.desired_state import BalancerDesiredState
 from balancer.keys import read_keys
+from balancer.limits import Limits
 from balancer.link import AgentListener
 from balancer.state_store import StoredState, open_store
 from deploy.model import parse_model
@@ -24,10 +25,12 @@ LONGEST_GENERATION = 600.0
 """Seconds that a replica which is being replaced may go on with the streams it has."""
 
 
+AT_ONCE = 10_000
+"""Requests that are over as soon as they have come, refusals above all."""
+
+
 @serve.deployment(
     num_replicas=1,
-    # The buffer is ours: Serve must never hold requests back by itself.
-    max_ongoing_requests=10_000,
     graceful_shutdown_timeout_s=LONGEST_GENERATION,
     ray_actor_options={"num_cpus": 0},
     logging_config={"enable_access_log": False},
@@ -37,7 +40,9 @@ class BalancerReplica:
     async def __init__(self, settings: BalancerSettings) -> None:
         logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
         self._balancer = Balancer(
-            buffer_capacity=settings.buffer_size, patience=settings.buffer_timeout
+            buffer_capacity=settings.buffer_size,
+            patience=settings.buffer_timeout,
+            limits=settings.limits,
         )
         self._store = open_store(settings.state)
         self._balancer.want(self._store.load() or first_state(settings))
@@ -74,4 +79,9 @@ def first_state(settings: BalancerSettings) -> StoredState:
 
 def build(settings: BalancerSettings) -> Application:
     replica: Any = BalancerReplica  # Ray types its decorators as plain callables
-    return replica.bind(settings)
+    return replica.options(max_ongoing_requests=most_ongoing(settings.limits)).bind(settings)
+
+
+def most_ongoing(limits: Limits) -> int:
+    """More than the balancer lets in: the buffer is ours, Serve must never hold requests back."""
+    return limits.open_requests + limits.open_sockets + limits.observers + AT_ONCE

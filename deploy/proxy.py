@@ -10,6 +10,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deploy.http_protocol import bound_uvicorn
+
 SERVE_HEADERS = {b"x-request-timeout-seconds", b"x-request-disconnect-disabled"}
 
 REQUEST_ID = "x-request-id"
@@ -39,5 +41,8 @@ def _with_one_id(send: Send) -> Send:
 
 
 def middlewares() -> list[Middleware]:
-    """Named by the environment variable ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``."""
+    """Named by the environment variable ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``. Serve calls it
+    in the proxy's process, before it starts uvicorn.
+    """
+    bound_uvicorn()
     return [Middleware(OwnHeaders)]
