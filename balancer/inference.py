@@ -85,8 +85,10 @@ class Inference:
                 documents, request_id, pooling=pooling, normalization=params.normalization
             )
             frames[request_id] = encode_request(frame)
-        teller = Teller(new_id(), _dialect(request))
-        return _ndjson(paced(self._embedding_lines(frames, agents, teller, params, pooling)))
+        name = new_id()
+        teller = Teller(name, _dialect(request))
+        lines = self._embedding_lines(frames, agents, teller, params, pooling)
+        return _ndjson(paced(lines), name)
 
     async def socket(self, socket: WebSocket) -> None:
         await _Session(self._balancer, socket).run()
@@ -94,8 +96,9 @@ class Inference:
     async def _generate(self, request: Request, model: type[GenerationParams]) -> Response:
         params = parse(model, await read_body(request))
         frames = _new_requests(self._balancer, params)
-        teller = Teller(next(iter(frames)), _dialect(request))
-        return _ndjson(self._lines(frames, params.terms, teller))
+        name = next(iter(frames))
+        teller = Teller(name, _dialect(request))
+        return _ndjson(self._lines(frames, params.terms, teller), name)
 
     async def _lines(
         self, frames: Mapping[RequestId, bytes], terms: Terms, teller: Teller
@@ -133,11 +136,11 @@ def _dialect(connection: HTTPConnection) -> Dialect:
     return dialect(connection.headers.get("user-agent", ""))
 
 
-def _ndjson(lines: AsyncGenerator[bytes, None]) -> ClosingStream:
+def _ndjson(lines: AsyncGenerator[bytes, None], name: RequestId) -> ClosingStream:
     return ClosingStream(
         lines,
         media_type="application/json",
-        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        headers={"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": name},
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from functools import wraps
 from typing import Protocol
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -40,6 +39,7 @@ from balancer.openai_response_events import ResponseAnswer, ResponseHead, Respon
 from balancer.openai_responses import ResponsesRequest
 from balancer.openai_results import Head, Json
 from balancer.openai_tokens import TokensToText, detokenized, parse_text, tokenized
+from balancer.server_events import data, named
 from balancer.terms import Terms
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
@@ -108,10 +108,10 @@ class ChunkStream:
         return b""
 
     def tell(self, told: Told) -> bytes:
-        return b"".join(map(_data, self._chunks.chunks(told)))
+        return b"".join(map(data, self._chunks.chunks(told)))
 
     def fail(self, error: RequestError) -> bytes:
-        return _data(refusal(error).body)
+        return data(refusal(error).body)
 
     def end(self) -> bytes:
         return DONE
@@ -124,13 +124,13 @@ class EventStream:
         self._stream = stream
 
     def begin(self) -> bytes:
-        return _events(self._stream.begin())
+        return named(self._stream.begin())
 
     def tell(self, told: Told) -> bytes:
-        return _events(self._stream.events(told))
+        return named(self._stream.events(told))
 
     def fail(self, error: RequestError) -> bytes:
-        return _events(self._stream.fail(error))
+        return named(self._stream.fail(error))
 
     def end(self) -> bytes:
         return b""
@@ -143,8 +143,8 @@ class OpenAI:
         self._keep_alive = keep_alive
 
     async def models(self, _request: Request) -> Response:
-        data = [self._model(names) for names in self._balancer.models]
-        return json_answer({"object": "list", "data": data})
+        models = [self._model(names) for names in self._balancer.models]
+        return json_answer({"object": "list", "data": models})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
@@ -397,14 +397,6 @@ def _client_id(request: Request) -> str | None:
     """What the client calls its request, if that is fit for a log."""
     name = request.headers.get("x-client-request-id", "")
     return name if name.isascii() and name.isprintable() and 0 < len(name) <= 128 else None
-
-
-def _events(events: Sequence[Json]) -> bytes:
-    return b"".join(b"event: " + event["type"].encode() + b"\n" + _data(event) for event in events)
-
-
-def _data(value: Json) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]

@@ -35,6 +35,7 @@ class ErrorCode(enum.StrEnum):
     # Ours
     AGENT_LOST = "agent_lost"
     OVERLOADED = "overloaded"
+    BALANCER_LOST = "balancer_lost"
     BUFFER_FULL = "buffer_full"
     BUFFER_TIMEOUT = "buffer_timeout"
     DEADLINE_EXCEEDED = "deadline_exceeded"
@@ -69,6 +70,7 @@ STATUS = {
     ErrorCode.EMBEDDINGS_DISABLED: 501,
     ErrorCode.AGENT_LOST: 502,
     ErrorCode.OVERLOADED: 503,
+    ErrorCode.BALANCER_LOST: 503,
     ErrorCode.BUFFER_FULL: 503,
     ErrorCode.BUFFER_TIMEOUT: 504,
     ErrorCode.DEADLINE_EXCEEDED: 504,

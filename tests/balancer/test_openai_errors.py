@@ -41,6 +41,7 @@ TOLD = {
     ErrorCode.EMBEDDINGS_DISABLED: (501, "server_error", "embeddings_disabled", None),
     ErrorCode.AGENT_LOST: (502, "server_error", "agent_lost", None),
     ErrorCode.OVERLOADED: (503, "server_error", "overloaded", None),
+    ErrorCode.BALANCER_LOST: (503, "server_error", "balancer_lost", None),
     ErrorCode.BUFFER_FULL: (429, "rate_limit_error", "rate_limit_exceeded", None),
     ErrorCode.BUFFER_TIMEOUT: (504, "server_error", "buffer_timeout", None),
     ErrorCode.DEADLINE_EXCEEDED: (504, "server_error", "deadline_exceeded", None),
