@@ -120,6 +120,7 @@ class EchoEngine:
         self.vision: Vision | None = None
         self.embedder = EchoEmbedder()
         self.chat_template: str | None = CHAT_TEMPLATE
+        self.fingerprint = "echo"
         self.metadata: Mapping[str, str] = {"general.architecture": "echo"}
         self.capacity = Capacity(
             slots=slots,
@@ -140,13 +141,14 @@ class EchoEngine:
         sampling: Sampling,
         constraint: Guidance | None,
         logprobs: int | None,
+        resumed: Sequence[TokenId] = (),
         /,
     ) -> Sampler:
         if constraint is not None or logprobs is not None:
             raise RequestError(
                 ErrorCode.NOT_SUPPORTED, "the echo engine has neither grammars nor probabilities"
             )
-        return EchoSampler(prompt, sampling.ignore_eos)
+        return EchoSampler(prompt, sampling.ignore_eos, list(resumed))
 
     def start(self, sequence_id: SequenceId, sampler: Sampler, /) -> None:
         assert isinstance(sampler, EchoSampler)

@@ -16,6 +16,7 @@ from balancer.app import create_app
 from balancer.balancer import Balancer
 from balancer.desired_state import BalancerDesiredState
 from balancer.keys import read_keys
+from balancer.limits import Limits
 from balancer.link import AgentListener
 from balancer.state_store import StoredState, open_store
 from deploy.flow import HeldBack
@@ -29,10 +30,12 @@ HELD_BACK = 2.0
 """Seconds until Serve's question after our health is answered."""
 
 
+AT_ONCE = 10_000
+"""Requests that are over as soon as they have come, refusals above all."""
+
+
 @serve.deployment(
     num_replicas=1,
-    # The buffer is ours: Serve must never hold requests back by itself.
-    max_ongoing_requests=10_000,
     graceful_shutdown_timeout_s=LONGEST_GENERATION,
     # Asked again as soon as it has answered: see `check_health`.
     health_check_period_s=0.1,
@@ -46,7 +49,9 @@ class BalancerReplica:
         logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
         self._has_been_asked = False
         self._balancer = Balancer(
-            buffer_capacity=settings.buffer_size, patience=settings.buffer_timeout
+            buffer_capacity=settings.buffer_size,
+            patience=settings.buffer_timeout,
+            limits=settings.limits,
         )
         self._store = open_store(settings.state)
         self._balancer.want(self._store.load() or first_state(settings))
@@ -68,6 +73,10 @@ class BalancerReplica:
             await asyncio.sleep(HELD_BACK)
         self._has_been_asked = True  # the first is asked before it may serve
 
+    async def drain(self) -> None:
+        """Take nothing new, and return when all that runs is over."""
+        await self._balancer.drain()
+
     async def shut_down(self) -> None:
         """End every stream with a message now, instead of letting it run to its end."""
         self._balancer.close()
@@ -88,4 +97,9 @@ def first_state(settings: BalancerSettings) -> StoredState:
 
 def build(settings: BalancerSettings) -> Application:
     replica: Any = BalancerReplica  # Ray types its decorators as plain callables
-    return replica.bind(settings)
+    return replica.options(max_ongoing_requests=most_ongoing(settings.limits)).bind(settings)
+
+
+def most_ongoing(limits: Limits) -> int:
+    """More than the balancer lets in: the buffer is ours, Serve must never hold requests back."""
+    return limits.open_requests + limits.open_sockets + limits.observers + AT_ONCE

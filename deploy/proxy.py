@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from balancer.interrupted import LastWords, last_words, whole_answer
 from common.errors import ErrorCode, RequestError
 from deploy.flow import FLOW, STEP, TAKEN, begins, size
+from deploy.http_protocol import bound_uvicorn
 
 log = logging.getLogger(__name__)
 
@@ -344,7 +345,8 @@ def _abort(send: Send) -> None:
 
 
 def middlewares() -> list[Middleware]:
-    """Named by the environment variable ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``. The last one
-    stands before the others.
+    """Named by the environment variable ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``. Serve calls it
+    in the proxy's process, before it starts uvicorn. The last one stands before the others.
     """
+    bound_uvicorn()
     return [Middleware(OwnHeaders), Middleware(Answered)]
