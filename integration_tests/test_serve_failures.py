@@ -313,10 +313,14 @@ def test_a_client_that_reads_nothing_costs_no_memory_and_loses_its_slots(up: Up)
 
 def test_a_websocket_that_reads_nothing_loses_its_slots(up: Up) -> None:
     address = f"ws://127.0.0.1:{up.port}/api/v1/inference_socket"
-    # It reads ahead a little, and then does not even hear a good-bye. Compressed, a great deal of
-    # the same letter would fit into the system's buffers.
-    options: dict[str, Any] = {"compression": None, "ping_interval": None, "close_timeout": 0}
-    with deaf(up) as raw, connect(address, sock=raw, proxy=None, **options) as client:
+    with (
+        deaf(up) as raw,
+        # It reads ahead a little, and then does not even hear a good-bye. Compressed, a great deal
+        # of the same letter would fit into the system's buffers.
+        connect(
+            address, sock=raw, proxy=None, compression=None, ping_interval=None, close_timeout=0
+        ) as client,
+    ):
         for name in range(4):
             request = {"id": str(name), "request": {"ContinueFromRawPrompt": {**RAW, "n": 2}}}
             client.send(json.dumps({"Request": request}))
