@@ -285,6 +285,7 @@ class Histories(RuleBasedStateMachine):
         if request is not None and request.agent_id is not None:
             self.dispatcher.start(request.request_id)
             request.kin = self.agents[request.agent_id].fingerprint
+            request.losses = 0
 
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
