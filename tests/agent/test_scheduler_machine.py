@@ -5,14 +5,21 @@ The engine has no model but checks each cell. ``HEADRACE_EXAMPLES`` sets how man
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from answers import plain_output, text_of
 from bodies import PATIENT
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from agent.echo import EchoEngine, EchoSampler
 from agent.engine import Chunk, Decoded, ImageRun
@@ -128,6 +135,19 @@ def read(pieces: Sequence[str]) -> tuple[list[TokenId], tuple[ImageRun, ...]]:
     return tokens, tuple(images)
 
 
+asked = st.fixed_dictionaries(
+    {
+        "pieces": st.lists(st.sampled_from(PIECES), min_size=1, max_size=8),
+        "max_tokens": st.integers(0, 60) | st.just(1000),
+        "stop": st.sampled_from([(), (), (), ("bab",), ("é", "aab"), ("a",)]),
+        "salt": st.sampled_from(["", "", "other"]),
+        "shares": st.sampled_from([True, True, True, False]),
+        "repeats": st.booleans(),
+        "resumed": st.sampled_from([0, 0, 0, 1, 7, 30, 200]),
+    }
+)
+
+
 class Histories(RuleBasedStateMachine):
     @initialize(
         batch_size=st.integers(10, 200),
@@ -173,28 +193,24 @@ class Histories(RuleBasedStateMachine):
 
     # What clients do
 
-    @rule(
-        pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=8),
-        max_tokens=st.integers(0, 60) | st.just(1000),
-        stop=st.sampled_from([(), (), (), ("bab",), ("é", "aab"), ("a",)]),
-        salt=st.sampled_from(["", "", "other"]),
-        shares=st.sampled_from([True, True, True, False]),
-        repeats=st.booleans(),
-        resumed=st.sampled_from([0, 0, 0, 1, 7, 30, 200]),
-    )
-    def submit(
+    @rule(several=st.lists(asked, min_size=1, max_size=3))
+    def submit(self, several: Sequence[Mapping[str, Any]]) -> None:
+        for each in several:
+            if len(self.live) < SLOTS:
+                self.submit_one(**each)
+
+    def submit_one(
         self,
+        *,
         pieces: Sequence[str],
         max_tokens: int,
-        stop: tuple[str, ...],
-        salt: str,
-        shares: bool,
-        repeats: bool,
+        stop: tuple[str, ...] = (),
+        salt: str = "",
+        shares: bool = True,
+        repeats: bool = False,
         resumed: int = 0,
     ) -> None:
         """``resumed``: so many of its tokens were told by another agent, if it has so many."""
-        if len(self.live) == SLOTS:
-            return
         self.count += 1
         prompt, images = read(pieces)
         request = Asked(
@@ -234,10 +250,10 @@ class Histories(RuleBasedStateMachine):
         self.do(effects)
         assert self.engine.length(request.sequence) == 0
 
+    @precondition(lambda self: self.live)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        if self.live:
-            self.cancel_one(data.draw(st.sampled_from(sorted(self.live))))
+        self.cancel_one(data.draw(st.sampled_from(sorted(self.live))))
 
     def cancel_one(self, request_id: RequestId) -> None:
         request = self.live[request_id]
@@ -251,11 +267,12 @@ class Histories(RuleBasedStateMachine):
         assert so_far.startswith(shown)
         assert shown in {so_far, whole[: len(shown)]}
 
-    @rule(number=st.integers(0, 60))
-    def cancel_what_is_over_or_never_was(self, number: int) -> None:
-        request_id = RequestId(f"r{number:03}")
-        if request_id not in self.live:
-            assert self.scheduler.cancel(request_id) == []
+    @rule()
+    def cancel_what_is_over_or_never_was(self) -> None:
+        for number in range(self.count + 2):
+            request_id = RequestId(f"r{number:03}")
+            if request_id not in self.live:
+                assert self.scheduler.cancel(request_id) == []
 
     # What the model does
 
@@ -274,11 +291,10 @@ class Histories(RuleBasedStateMachine):
         for _ in range(passes):
             self.step(False, False, seconds)
 
+    @precondition(lambda self: self.live)
     @rule(data=st.data())
     def a_token_is_refused(self, data: st.DataObject) -> None:
         chunks = self.plan()
-        if not chunks:
-            return
         decoded = self.engine.decode(chunks)
         wanted = sorted(decoded.tokens)
         if wanted:
@@ -290,11 +306,13 @@ class Histories(RuleBasedStateMachine):
         self.commit(chunks, decoded, 0.01)
         assert self.ending is None, "the refused one goes on"
 
-    @rule()
-    def a_decode_fails(self) -> None:
-        chunks = self.plan()
-        if not chunks:
-            return
+    @precondition(lambda self: self.live)
+    @rule(times=st.sampled_from([1, 1, MOST_FAILURES + 1]))
+    def decodes_fail(self, times: int) -> None:
+        for _ in range(times):
+            self.fail(self.plan())
+
+    def fail(self, chunks: Sequence[Chunk]) -> None:
         self.has_failed = True
         touched = [self.owners[chunk.sequence_id] for chunk in chunks]
         given_up: set[RequestId] = set()
@@ -460,7 +478,7 @@ class Histories(RuleBasedStateMachine):
             return
         self.drain()
         for n in range(SLOTS):
-            self.submit(["ab", "é" * n, "b"], 5, (), f"{n}", shares=True, repeats=False)
+            self.submit_one(pieces=["ab", "é" * n, "b"], max_tokens=5, salt=f"{n}")
         assert len(self.live) == SLOTS
         self.drain()
 
