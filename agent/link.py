@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT = 5.0
 FIRST_DELAY = 0.1
-LONGEST_DELAY = 3.0
+LONGEST_DELAY = 1.0
 
 MAX_OUTBOX = 4096
 """Frames that may wait for a slow link before it is given up."""

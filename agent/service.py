@@ -289,7 +289,7 @@ class Agent:
 
     def _consulted(self, request_id: RequestId, future: Future[Tokenized | Detokenized]) -> None:
         self._preparations -= 1
-        if self._consulting.get(request_id) is not future:  # of an earlier link
+        if self._consulting.get(request_id) is not future:  # nobody waits for it any longer
             self._tell_if_idle()
             return
         del self._consulting[request_id]
@@ -323,6 +323,10 @@ class Agent:
             self._host.loop.submit(prepared)
 
     def _cancel(self, request_id: RequestId) -> None:
+        if consulting := self._consulting.pop(request_id, None):
+            self._wanted.discard(request_id)
+            consulting.cancel()  # it may run already; else it never will
+            return
         future = self._preparing.pop(request_id, None)
         if future is None:
             if self._host.loop is not None:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TypeAlias, assert_never
 
@@ -16,7 +16,8 @@ from balancer.buffer import Buffer
 from balancer.desired_state import BalancerDesiredState, InferenceParameters, agent_state
 from balancer.dispatcher import Abandon, Dispatch, Dispatcher, Effect, Reject, Rejection
 from balancer.exchange import Changes, Exchange, Timing, Told
-from balancer.metrics import AgentGauges, Gauges, Metrics
+from balancer.limits import MOST_CONSULTATIONS, Limit, LimitError, Limits, Tally
+from balancer.metrics import AgentGauges, Gauges, LimitGauge, Metrics
 from balancer.progress import Progress
 from balancer.rollout import GiveTurn, Rollout
 from balancer.state_store import StoredState
@@ -48,9 +49,6 @@ from common.models import names
 
 log = logging.getLogger(__name__)
 
-
-MOST_CONSULTATIONS = 64
-"""At once, of all agents."""
 
 LOST_MODEL_PATIENCE = 60.0
 """Seconds that a model stays known when the agent is lost that served it: it may come back."""
@@ -114,12 +112,21 @@ def new_id() -> RequestId:
 
 
 class Balancer:
-    def __init__(self, *, buffer_capacity: int, patience: float) -> None:
-        """``buffer_capacity``: requests that may wait; ``patience``: seconds that each may wait.
+    def __init__(
+        self, *, buffer_capacity: int, patience: float, limits: Limits | None = None
+    ) -> None:
+        """``buffer_capacity``: requests that may wait; ``patience``: seconds that each may wait;
+        ``limits``: all other bounds.
 
         Must be made inside a running asyncio loop.
         """
-        self._dispatcher = Dispatcher(Buffer(capacity=buffer_capacity, patience=patience))
+        self.limits = limits or Limits()
+        self.tally = Tally(self.limits)
+        self._buffer_capacity = buffer_capacity
+        buffer = Buffer(
+            capacity=buffer_capacity, patience=patience, most_bytes=self.limits.buffered_bytes
+        )
+        self._dispatcher = Dispatcher(buffer)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._agents: dict[AgentId, LinkedAgent] = {}
@@ -134,6 +141,8 @@ class Balancer:
         self._lost_models: dict[str, float] = {}
         """Names of what agents served that were lost, and until when requests for it may wait."""
         self._consultations: dict[RequestId, tuple[AgentId, Exchange]] = {}
+        self._abandoned: dict[RequestId, tuple[AgentId, float]] = {}
+        """Nobody waits for them, but their slots are bound yet: where, and since when."""
         self._stored = StoredState(balancer_desired_state=BalancerDesiredState.defaults())
         self.mode_changes = Changes()
         """Of whether tokens are generated at all."""
@@ -160,6 +169,7 @@ class Balancer:
             return exchange
         if terms.deadline is not None:
             request.limit = self._loop.call_at(now + terms.deadline, self._give_up, request_id)
+        terms = replace(terms, size=len(frame))
         self._carry_out(self._dispatcher.submit(request_id, terms, now=now))
         return exchange
 
@@ -208,7 +218,9 @@ class Balancer:
 
     def cancel(self, request_id: RequestId) -> None:
         """The client has gone; nothing if the request is over already."""
-        self._consultations.pop(request_id, None)
+        consultation = self._consultations.pop(request_id, None)
+        if consultation is not None:
+            self._agents[consultation[0]].send(encode(Cancel(request_id)))
         request = self._requests.pop(request_id, None)
         if request is not None:
             if request.limit is not None:
@@ -219,7 +231,8 @@ class Balancer:
 
     def consult(self, request_id: RequestId, frame: bytes, model: str | None) -> Exchange:
         """Ask an agent for what only takes its model's vocabulary, and no slot. ``frame``: an encoded
-        ``Tokenize`` or ``Detokenize``. Read the exchange to its end, or ``cancel``.
+        ``Tokenize`` or ``Detokenize``. Read the exchange to its end, or ``cancel``. Raises
+        ``LimitError``.
         """
         exchange = Exchange()
         agent = next((a for a in self._agents.values() if a.serves(model)), None)
@@ -228,8 +241,11 @@ class Balancer:
         elif agent is None:
             failed = Failed(request_id, ErrorCode.NO_AGENTS, "no agent serves a model now")
         elif len(self._consultations) >= MOST_CONSULTATIONS:
-            message = "too many texts are being tokenized already"
-            failed = Failed(request_id, ErrorCode.BUFFER_FULL, message)
+            raise LimitError(
+                Limit.CONSULTATIONS,
+                ErrorCode.BUFFER_FULL,
+                "too many texts are being tokenized already",
+            )
         else:
             self._consultations[request_id] = (agent.agent_id, exchange)
             agent.send(frame)
@@ -289,6 +305,7 @@ class Balancer:
         for request_id, (asked, _) in tuple(self._consultations.items()):
             if asked == agent_id:
                 self._answer(Failed(request_id, ErrorCode.AGENT_LOST, "the agent was lost"))
+        self._abandoned = {r: asked for r, asked in self._abandoned.items() if asked[0] != agent_id}
         # Nobody waited if another slot was free, so what is dispatched now is what was put back.
         before = self._dispatcher.buffered
         effects = self._dispatcher.leave(
@@ -442,6 +459,7 @@ class Balancer:
                 request = self._requests.get(request_id)
                 has_begun = request is not None and request.started is not None
                 self.metrics.requeued.labels("given_back" if has_begun else "busy").inc()
+                self._freed(request_id)
                 self._carry_out(self._dispatcher.refuse(request_id, now=self._loop.time()))
             case Tokenized() | Detokenized():
                 pass  # nobody waits for it any longer
@@ -449,9 +467,16 @@ class Balancer:
                 request = self._requests.pop(request_id, None)
                 if request is not None:
                     self._end(request, agent.name, event)
+                self._freed(request_id)
                 self._carry_out(self._dispatcher.finish(request_id))
             case _:
                 assert_never(event)
+
+    def _freed(self, request_id: RequestId) -> None:
+        """Its agent has said so."""
+        if request_id in self._abandoned:
+            _, since = self._abandoned.pop(request_id)
+            self.metrics.cancel.observe(monotonic() - since)
 
     def _answer(self, event: Answer) -> None:
         _, exchange = self._consultations.pop(event.request_id)
@@ -470,10 +495,12 @@ class Balancer:
                 self.metrics.first_token.observe(request.started - request.arrived)
         if isinstance(event, TokenGenerated):
             self.metrics.tokens.inc()
-        if not request.exchange.is_full:
+        limit = request.exchange.limit_reached
+        if limit is None:
             request.progress.note(event)
             request.exchange.put(Told(agent.name, event))
             return
+        self.metrics.reach(limit)
         del self._requests[event.request_id]
         slow = Failed(
             event.request_id, ErrorCode.SLOW_CLIENT, "the answer was not read; it has been given up"
@@ -492,6 +519,8 @@ class Balancer:
                 self.metrics.cached_prompt_tokens.inc(usage.cached_prompt_tokens)
             case Failed(code=code):
                 outcome = str(code)
+                if request.started is None:
+                    self.metrics.refuse_request(code)
         if request.limit is not None:
             request.limit.cancel()
         self.metrics.requests.labels(outcome).inc()
@@ -529,6 +558,7 @@ class Balancer:
                         self.metrics.resumed.inc()
                     self._agents[agent_id].send(request.progress.rest(request.frame))
                 case Abandon(request_id, agent_id):
+                    self._abandoned[request_id] = (agent_id, monotonic())
                     self._agents[agent_id].send(encode(Cancel(request_id)))
                 case Reject(request_id, reason):
                     self._end(self._requests.pop(request_id), None, self._rejected(effect, reason))
@@ -540,14 +570,22 @@ class Balancer:
     def _rejected(self, effect: Reject, reason: Rejection) -> Failed:
         match reason:
             case Rejection.BUFFER_FULL:
+                code = ErrorCode.BUFFER_FULL
                 message = "too many requests are waiting for a slot already"
+                self.metrics.reach(Limit.BUFFERED_REQUESTS)
+            case Rejection.BUFFER_BYTES_FULL:
+                code = ErrorCode.BUFFER_FULL
+                message = "the requests that wait for a slot have too many bytes already"
+                self.metrics.reach(Limit.BUFFERED_BYTES)
             case Rejection.BUFFER_TIMEOUT:
+                code = ErrorCode.BUFFER_TIMEOUT
                 message = "no slot became free in time"
             case Rejection.AGENT_LOST:
+                code = ErrorCode.AGENT_LOST
                 message = (
                     "the agent that served this request was lost, and no other went on with it"
                 )
-        return Failed(effect.request_id, ErrorCode(reason), message)
+        return Failed(effect.request_id, code, message)
 
     def _arm(self) -> None:
         """Have ``expire`` called at the next deadline, if there is one."""
@@ -577,4 +615,27 @@ class Balancer:
                 )
                 for agent in self.agents
             ],
+            abandoned=len(self._abandoned),
+            limits=[LimitGauge(limit, self._most(limit), self._used(limit)) for limit in Limit],
         )
+
+    def _most(self, limit: Limit) -> int | None:
+        match limit:
+            case Limit.BUFFERED_REQUESTS:
+                return self._buffer_capacity
+            case Limit.PROMPT_TOKENS:
+                return self.desired_state.inference_parameters.context_size
+            case _:
+                return self.limits.most(limit)
+
+    def _used(self, limit: Limit) -> int | None:
+        """None: it is not a sum."""
+        match limit:
+            case Limit.BUFFERED_REQUESTS:
+                return self._dispatcher.buffered
+            case Limit.BUFFERED_BYTES:
+                return self._dispatcher.buffered_bytes
+            case Limit.CONSULTATIONS:
+                return len(self._consultations)
+            case _:
+                return self.tally.used(limit)

@@ -1,4 +1,4 @@
-"""Requests that wait for a slot: bounded in number, each with a deadline; inside a priority class
+"""Requests that wait for a slot: bounded in number and bytes, each with a deadline; inside a priority class
 first in, first out.
 
 No I/O here: ``now`` is an argument, in seconds of a clock that only goes forward.
@@ -29,9 +29,14 @@ class Waiting:
 
 
 class Buffer:
-    def __init__(self, *, capacity: int, patience: float) -> None:
-        """``capacity``: how many may wait (0: none). ``patience``: seconds that each may wait."""
+    def __init__(self, *, capacity: int, patience: float, most_bytes: int | None = None) -> None:
+        """``capacity``: how many may wait (0: none). ``patience``: seconds that each may wait.
+        ``most_bytes``: of all together; None: any.
+        """
         self.capacity = capacity
+        self.most_bytes = most_bytes
+        self.bytes = 0
+        """Of all that wait."""
         self.patience = patience
         self._classes = {priority: OrderedDict[RequestId, Waiting]() for priority in Priority}
 
@@ -47,12 +52,18 @@ class Buffer:
     def is_full(self) -> bool:
         return len(self) >= self.capacity
 
+    def has_room_for(self, terms: Terms) -> bool:
+        """In bytes."""
+        return self.most_bytes is None or self.bytes + terms.size <= self.most_bytes
+
     @property
     def next_deadline(self) -> float | None:
         return min((waiting.deadline for waiting in self), default=None)
 
     def push(self, waiting: Waiting) -> None:
         assert not self.is_full, "ask first"
+        assert self.has_room_for(waiting.terms), "ask first"
+        self.bytes += waiting.terms.size
         self._classes[waiting.terms.priority][waiting.request_id] = waiting
 
     def push_back(self, waiting: Waiting) -> None:
@@ -60,6 +71,7 @@ class Buffer:
         nearly always at the head, even if the buffer is full: it was accepted once and is not turned
         away now.
         """
+        self.bytes += waiting.terms.size
         others = self._classes[waiting.terms.priority]
         earlier = list(takewhile(lambda each: each.arrival < waiting.arrival, others.values()))
         others[waiting.request_id] = waiting
@@ -74,7 +86,11 @@ class Buffer:
 
     def discard(self, request_id: RequestId) -> bool:
         """Remove the request; False if it does not wait here."""
-        return any(waiting.pop(request_id, None) is not None for waiting in self._classes.values())
+        for waiting in self._classes.values():
+            if found := waiting.pop(request_id, None):
+                self.bytes -= found.terms.size
+                return True
+        return False
 
     def expire(self, *, now: float) -> list[Waiting]:
         """Remove and return the requests whose deadline has come, in their order."""

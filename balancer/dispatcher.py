@@ -39,6 +39,7 @@ MOST_MOVES = 8
 
 class Rejection(enum.StrEnum):
     BUFFER_FULL = "buffer_full"
+    BUFFER_BYTES_FULL = "buffer_bytes_full"
     BUFFER_TIMEOUT = "buffer_timeout"
     AGENT_LOST = "agent_lost"
 
@@ -89,6 +90,10 @@ class Dispatcher:
         return len(self._buffer)
 
     @property
+    def buffered_bytes(self) -> int:
+        return self._buffer.bytes
+
+    @property
     def next_deadline(self) -> float | None:
         """When ``expire`` should be called next."""
         return self._buffer.next_deadline
@@ -111,6 +116,8 @@ class Dispatcher:
             return [self._dispatch(request, available)]
         if self._buffer.is_full:
             return [Reject(request_id, Rejection.BUFFER_FULL)]
+        if not self._buffer.has_room_for(terms):
+            return [Reject(request_id, Rejection.BUFFER_BYTES_FULL)]
         self._buffer.push(request)
         return []
 

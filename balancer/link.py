@@ -7,13 +7,16 @@ task owns each socket.
 import asyncio
 import logging
 from contextlib import suppress
+from http import HTTPStatus
 
 import msgspec
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
+from websockets.http11 import Request, Response
 
 from balancer.balancer import Balancer
+from balancer.limits import MOST_LINK_FRAMES, Limit, LimitError
 from common.ids import AgentId
 from common.messages import (
     GIVEN_UP,
@@ -39,9 +42,6 @@ GOOD_BYE_TIMEOUT = 1.0
 LONGEST_REASON = 100
 """Characters; a close frame holds 123 bytes."""
 
-MOST_WAITING = 4096
-"""Frames that may wait for a slow link before it is given up."""
-
 
 class AgentListener:
     def __init__(self, balancer: Balancer) -> None:
@@ -57,6 +57,7 @@ class AgentListener:
             host,
             port,
             origins=[None],  # agents are no web pages
+            process_request=self._let_in,
             compression=None,
             max_size=MAX_FRAME_BYTES,
             open_timeout=JOIN_TIMEOUT,
@@ -72,6 +73,13 @@ class AgentListener:
             await self._server.wait_closed()
 
     async def _serve(self, socket: ServerConnection) -> None:
+        tally = self._balancer.tally
+        try:
+            tally.acquire(Limit.AGENTS)
+        except LimitError as error:
+            self._refused(socket, error)
+            await socket.close(CloseCode.TRY_AGAIN_LATER, error.message)
+            return
         try:
             await self._serve_frames(socket)
         except* ConnectionClosed:
@@ -79,6 +87,21 @@ class AgentListener:
         except* (TimeoutError, msgspec.MsgspecError) as group:
             log.warning("agent link from %s: %s", socket.remote_address, group.exceptions)
             await socket.close(CloseCode.UNSUPPORTED_DATA, "unreadable frame")
+        finally:
+            tally.release(Limit.AGENTS)
+
+    def _let_in(self, socket: ServerConnection, _request: Request) -> Response | None:
+        """Asked before there is a link: an agent waits longer each time that it gets none."""
+        try:
+            self._balancer.tally.check(Limit.AGENTS)
+        except LimitError as error:
+            self._refused(socket, error)
+            return socket.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{error.message}\n")
+        return None
+
+    def _refused(self, socket: ServerConnection, error: LimitError) -> None:
+        log.warning("agent link from %s: %s", socket.remote_address, error)
+        self._balancer.metrics.refuse(error)
 
     async def _serve_frames(self, socket: ServerConnection) -> None:
         async with asyncio.timeout(JOIN_TIMEOUT):
@@ -90,13 +113,14 @@ class AgentListener:
             await socket.close(REFUSED, f"this balancer speaks protocol {PROTOCOL}")
             return
         agent_id = join.agent_id
-        outbox: asyncio.Queue[bytes] = asyncio.Queue(MOST_WAITING)
+        outbox: asyncio.Queue[bytes] = asyncio.Queue(MOST_LINK_FRAMES)
 
         def send(frame: bytes) -> None:
             try:
                 outbox.put_nowait(frame)
             except asyncio.QueueFull:
                 log.warning("agent_id=%s does not read its link", agent_id)
+                self._balancer.metrics.reach(Limit.LINK_FRAMES)
                 socket.transport.abort()
 
         def drop(reason: str) -> None:

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from agent.engine import KvLayout
+from balancer.limits import Limits
 from common.errors import HeadraceError
 from deploy.bench import Api, Asking, BenchSettings, run_bench
 from deploy.bench_report import (
@@ -29,7 +30,10 @@ from deploy.bench_report import (
 from deploy.machine import address
 from deploy.model import default_model
 from deploy.options import (
+    DEFAULTS,
     MODEL_HELP,
+    BodyBytes,
+    BufferBytes,
     CacheTokens,
     Cells,
     Context,
@@ -41,6 +45,8 @@ from deploy.options import (
     Layout,
     LongestGap,
     MainGpu,
+    MaxTokens,
+    OpenRequests,
     Slots,
     TensorSplit,
     Threads,
@@ -127,6 +133,10 @@ def up(
     buffer_timeout: Annotated[
         float, typer.Option("--buffer-timeout", min=0.01, help="Seconds that each may wait.")
     ] = 10.0,
+    buffer_bytes: BufferBytes = DEFAULTS.buffered_bytes,
+    max_body_bytes: BodyBytes = DEFAULTS.body_bytes,
+    max_tokens: MaxTokens = None,
+    max_open_requests: OpenRequests = DEFAULTS.open_requests,
     drain_timeout: Annotated[
         float,
         typer.Option(
@@ -192,6 +202,12 @@ def up(
             agent_port=agent_port,
             buffer_size=buffer_size,
             buffer_timeout=buffer_timeout,
+            limits=Limits(
+                buffered_bytes=buffer_bytes,
+                body_bytes=max_body_bytes,
+                max_tokens=max_tokens,
+                open_requests=max_open_requests,
+            ),
             state=state,
             model=model,
             origins=tuple(check_origin(origin) for origin in allow_origin or ()),

@@ -58,7 +58,11 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.proxy:middlewares",
     # By default Serve looks ten times a second for something to do, which is a third of what an
     # idle Ray takes of the CPU; and each time a core is taken, llama.cpp's threads stand still.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
+    # A dead proxy is noticed by the third question in a row, and each takes two of those looks.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.3",
+    # A replica that does not answer is killed: it would not stop in order.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
 }
 
 

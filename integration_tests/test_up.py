@@ -278,7 +278,9 @@ def test_a_second_signal_stops_it_now() -> None:
 
         assert up.command.stop(signal.SIGINT) == 0
 
-        assert json.loads(list(story)[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
+        assert (
+            json.loads(list(story)[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
+        )
         assert up.command.processes() == []
         assert folders() <= before
 

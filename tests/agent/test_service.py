@@ -52,6 +52,8 @@ from common.messages import (
     ToBalancer,
     TokenGenerated,
     Tokenize,
+    Tokenized,
+    TokenPrompt,
     Usage,
     decode_to_balancer,
     encode,
@@ -823,6 +825,33 @@ async def test_a_swap_waits_for_prompts_that_are_still_prepared_for_nobody(
     vocabulary.may_go_on.set()
     await link.status(lambda status: status.turn_taken == 1)
     assert models.loads == [HELD.path, OTHER.path]
+
+
+async def test_texts_that_nobody_waits_for_are_not_tokenized(
+    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
+) -> None:
+    """Else all that comes later would wait behind what others have left."""
+    vocabulary = HeldVocabulary()
+    engine.vocabulary = vocabulary
+    link = await balancer.link()
+    await link.ready()
+    texts = [
+        Tokenize(request_id=RequestId(f"t{n}"), prompt=RawPrompt(str(n)), adds_beginning=False)
+        for n in range(20)
+    ]
+    await link.send(*texts)
+    await link.send(*(Cancel(text.request_id) for text in texts))
+    await link.send(Tokenize(request_id=R1, prompt=RawPrompt("last"), adds_beginning=False))
+
+    await asyncio.to_thread(vocabulary.is_used.wait, 10)
+    await link.send(Generate(request_id=R2, prompt=TokenPrompt((TokenId(1),)), max_tokens=1))
+    await link.status(lambda status: status.slots_processing == 1)  # it has read all that
+    vocabulary.may_go_on.set()
+    event = await link.event()
+
+    assert isinstance(event, Tokenized)
+    assert event.request_id == R1
+    assert len(vocabulary.texts) <= 2 + 1, "more than what the threads had begun"
 
 
 # Images

@@ -1,6 +1,7 @@
 """The shell around the dispatcher: who is told what, and what is counted."""
 
 import asyncio
+import random
 
 import pytest
 from answers import text_of
@@ -8,7 +9,8 @@ from msgspec.structs import replace
 from played import Play, Until, ask, metric
 
 from balancer.balancer import Balancer
-from balancer.exchange import MOST_WAITING, Exchange
+from balancer.exchange import Exchange
+from balancer.limits import MOST_UNREAD_EVENTS
 from common.errors import ErrorCode
 from common.ids import RequestId, TokenId
 from common.messages import (
@@ -254,7 +256,7 @@ async def test_a_client_that_does_not_read_loses_only_its_own_request(
     await agent.asked()
     await agent.asked()
 
-    for _ in range(MOST_WAITING + 5):
+    for _ in range(MOST_UNREAD_EVENTS + 5):
         agent.say_token(R1, "a")
 
     assert await agent.cancelled() == R1
@@ -274,6 +276,45 @@ async def test_stale_reports_are_ignored(balancer: Balancer, play: Play) -> None
     balancer.report(balancer.agents[0].agent_id, old)
 
     assert balancer.agents[0].status.slots_total == 5
+
+
+async def test_no_order_of_reports_and_events_makes_slots_appear_or_vanish(
+    balancer: Balancer, play: Play
+) -> None:
+    """B10: 10,000 steps in which reports are late, repeated or wrong about what runs, and last
+    events come twice.
+    """
+    chance = random.Random(10)
+    agent = play(slots=4)
+    reports = [balancer.agents[0].status]
+    running: list[RequestId] = []
+    waiting: list[RequestId] = []
+    over: list[RequestId] = []
+    for n in range(10_000):
+        match chance.choice(["ask", "ask", "finish", "again", "report", "late report", "cancel"]):
+            case "ask" if len(waiting) < 2:
+                (running if len(running) < 4 else waiting).append(RequestId(f"r{n}"))
+                ask(balancer, RequestId(f"r{n}"))
+            case "finish" if running:
+                over = [*over[-9:], running.pop(chance.randrange(len(running)))]
+                running += waiting[:1]
+                del waiting[:1]
+                agent.finish(over[-1])
+            case "again" if over:
+                agent.finish(chance.choice(over))
+            case "report":
+                agent.report(slots=4, slots_processing=chance.randrange(5))
+                reports = [*reports[-9:], balancer.agents[0].status]
+            case "late report":
+                balancer.report(agent.agent_id, chance.choice(reports))
+            case "cancel" if waiting:
+                balancer.cancel(waiting.pop(chance.randrange(len(waiting))))
+            case "cancel" if running:
+                balancer.cancel(chance.choice(running))  # its slot is the agent's to free
+            case _:
+                pass
+        assert (balancer.agents[0].slots_bound, balancer.buffered) == (len(running), len(waiting))
+    assert metric(balancer, 'headrace_slots_processing{agent="played"}') == len(running)
 
 
 async def test_closing_tells_everyone_and_stops_the_agents(balancer: Balancer, play: Play) -> None:

@@ -6,12 +6,13 @@ from collections.abc import AsyncGenerator
 import msgspec
 import pytest
 from msgspec.structs import replace
-from played import Until, ask
+from played import Until, ask, metric
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin
 
 from balancer.balancer import Balancer
+from balancer.limits import Limits
 from balancer.link import AgentListener
 from common.ids import AgentId, RequestId
 from common.messages import (
@@ -217,3 +218,24 @@ async def test_stopping_the_listener_tells_the_agents(balancer: Balancer) -> Non
         await socket.recv()
     assert socket.close_code == 1001
     assert balancer.agents == []
+
+
+@pytest.mark.parametrize("limits", [Limits(agents=1)])
+async def test_more_agents_than_may_be_are_told_to_come_again(
+    balancer: Balancer, url: str, until: Until
+) -> None:
+    first = await dial(url, join())
+    await until(lambda: len(balancer.agents) == 1)
+
+    with pytest.raises(InvalidStatus) as caught:
+        await dial(url, join("b"))
+
+    assert caught.value.response.status_code == 503
+    assert caught.value.response.body == b"too many agents (1 at most): try again later\n"
+    assert metric(balancer, 'headrace_limit_refusals_total{limit="agents"}') == 1
+    assert metric(balancer, 'headrace_limit_used{limit="agents"}') == 1
+    await first.close()
+    await until(lambda: not balancer.agents)
+    second = await dial(url, join("b"))
+    await until(lambda: len(balancer.agents) == 1)
+    await second.close()

@@ -80,6 +80,7 @@ class PlayedAgent:
     def _status(self, *, slots: int, **more: Any) -> Status:
         self._version += 1
         told: dict[str, Any] = {
+            "slots_processing": 0,
             "model_path": "/models/played.gguf",
             "model_names": ("played",),
             "application": Application.APPLIED if slots else Application.FRESH,
@@ -88,7 +89,6 @@ class PlayedAgent:
             version=self._version,
             slots_desired=slots,
             slots_total=slots,
-            slots_processing=0,
             **{**told, **more},
         )
 
