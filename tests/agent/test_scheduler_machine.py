@@ -50,8 +50,11 @@ IMAGES = {
 }
 """Name, length, and whether it may be fed in parts."""
 
-PIECES = ["a", "b", "ab", "é", "a" * 20, "b" * 9, "a" * 70, "ba" * 35, *IMAGES]
-"""Of prompts. The long ones are worth waiting for."""
+HEADS = ["", "a" * 9, "a" * 70, "a" * 70, "ba" * 40, "<dog*30>"]
+"""How prompts begin, so that they have something to share. The long ones are worth waiting for."""
+
+PIECES = ["a", "b", "ab", "é", "a" * 20, "b" * 9, *IMAGES]
+"""How they go on."""
 
 
 @dataclass(eq=False)
@@ -60,6 +63,7 @@ class Asked:
 
     request_id: RequestId
     arrival: int
+    pieces: Sequence[str]
     prompt: list[TokenId]
     images: tuple[ImageRun, ...]
     max_tokens: int
@@ -137,11 +141,13 @@ def read(pieces: Sequence[str]) -> tuple[list[TokenId], tuple[ImageRun, ...]]:
 
 asked = st.fixed_dictionaries(
     {
-        "pieces": st.lists(st.sampled_from(PIECES), min_size=1, max_size=8),
+        "pieces": st.tuples(
+            st.sampled_from(HEADS), st.lists(st.sampled_from(PIECES), min_size=1, max_size=4)
+        ).map(lambda told: [told[0], *told[1]]),
         "max_tokens": st.integers(0, 60) | st.just(1000),
         "stop": st.sampled_from([(), (), (), ("bab",), ("é", "aab"), ("a",)]),
         "salt": st.sampled_from(["", "", "other"]),
-        "shares": st.sampled_from([True, True, True, False]),
+        "shares": st.sampled_from([True, True, False]),
         "repeats": st.booleans(),
         "resumed": st.sampled_from([0, 0, 0, 1, 7, 30, 200]),
     }
@@ -151,9 +157,9 @@ asked = st.fixed_dictionaries(
 class Histories(RuleBasedStateMachine):
     @initialize(
         batch_size=st.integers(10, 200),
-        cells=st.integers(CONTEXT, 3 * CONTEXT),
+        cells=st.sampled_from([CONTEXT, CONTEXT + 20, 2 * CONTEXT, 3 * CONTEXT]),
         sequences=st.integers(SLOTS, 2 * SLOTS),
-        most_cached=st.integers(0, 2 * CONTEXT),
+        most_cached=st.sampled_from([0, 30, CONTEXT, 2 * CONTEXT]),
         shares_cells=st.booleans(),
         shares_part=st.booleans(),
     )
@@ -216,6 +222,7 @@ class Histories(RuleBasedStateMachine):
         request = Asked(
             RequestId(f"r{self.count:03}"),
             self.count,
+            pieces,
             prompt,
             images,
             max_tokens,
@@ -255,7 +262,22 @@ class Histories(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         self.cancel_one(data.draw(st.sampled_from(sorted(self.live))))
 
-    def cancel_one(self, request_id: RequestId) -> None:
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def give_back_and_get_again(self, data: st.DataObject) -> None:
+        """What it had is cached, its answer's beginning too."""
+        request = self.cancel_one(data.draw(st.sampled_from(sorted(self.live))))
+        self.submit_one(
+            pieces=request.pieces,
+            max_tokens=request.max_tokens,
+            stop=request.stop,
+            salt=request.salt,
+            shares=request.shares,
+            repeats=request.repeats,
+            resumed=len(request.told),
+        )
+
+    def cancel_one(self, request_id: RequestId) -> Asked:
         request = self.live[request_id]
         told = self.do(self.scheduler.cancel(request_id))
         (end,) = told
@@ -266,6 +288,7 @@ class Histories(RuleBasedStateMachine):
         whole = request.answer()[1]
         assert so_far.startswith(shown)
         assert shown in {so_far, whole[: len(shown)]}
+        return request
 
     @rule()
     def cancel_what_is_over_or_never_was(self) -> None:

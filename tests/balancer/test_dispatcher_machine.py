@@ -248,7 +248,9 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.agents)
     @rule(data=st.data())
     def repeat_the_report(self, data: st.DataObject) -> None:
-        agent_id = self.agent(data)
+        self.hear_the_same_again(self.agent(data))
+
+    def hear_the_same_again(self, agent_id: AgentId) -> None:
         told = self.agents[agent_id]
         told.refused = False
         self.report(agent_id, told)
@@ -278,6 +280,19 @@ class Histories(RuleBasedStateMachine):
                     request.kin = before.fingerprint
             self.lose(agent_id, in_order=in_order)
             self.join((slots, before.model, before.fingerprint))
+
+    @precondition(lambda self: self.running)
+    @rule(times=st.sampled_from([2, MOST_MOVES + 1]))
+    def give_back_again_and_again(self, times: int) -> None:
+        """To where it comes from, since nobody else reports."""
+        for _ in range(times):
+            if self.running:
+                request, agent_id = self.running[0], self.running[0].agent_id
+                assert agent_id is not None
+                self.dispatcher.start(request.request_id)
+                request.kin = self.agents[agent_id].fingerprint
+                self.let_go(request, agent_id)
+                self.hear_the_same_again(agent_id)
 
     @precondition(lambda self: self.waiting and self.running)
     @rule(data=st.data())
@@ -350,7 +365,9 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def refuse(self, data: st.DataObject) -> None:
         """Or give back, if it has begun."""
-        request, agent_id = self.one_that_runs(data)
+        self.let_go(*self.one_that_runs(data))
+
+    def let_go(self, request: Asked, agent_id: AgentId) -> None:
         self.agents[agent_id].refused = True
         rejected: list[Asked] = []
         if request.abandoned or request.kin is not None:
