@@ -101,6 +101,8 @@ class _Request:
     started: float | None = None
     """When its first event came that is for the client."""
     progress: Progress = field(default_factory=Progress)
+    is_under_way: bool = False
+    """The agent that has it has told something of it."""
 
 
 def _plainness(name: str) -> tuple[bool, int, str]:
@@ -488,9 +490,11 @@ class Balancer:
         agent: LinkedAgent,
         event: TokenGenerated | ToolCallsEnded | Embedded | DocumentTooLong | DocumentFailed,
     ) -> None:
+        if not request.is_under_way:
+            request.is_under_way = True
+            self._dispatcher.start(event.request_id)
         if request.started is None:
             request.started = monotonic()
-            self._dispatcher.start(event.request_id)
             if isinstance(event, TokenGenerated):
                 self.metrics.first_token.observe(request.started - request.arrived)
         if isinstance(event, TokenGenerated):
@@ -554,6 +558,7 @@ class Balancer:
                         request.dispatched = monotonic()
                         self.metrics.wait.observe(request.dispatched - request.arrived)
                     log.info("request_id=%s agent_id=%s dispatched", request_id, agent_id)
+                    request.is_under_way = False
                     if not request.progress.is_nothing:
                         self.metrics.resumed.inc()
                     self._agents[agent_id].send(request.progress.rest(request.frame))

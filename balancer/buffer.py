@@ -23,9 +23,9 @@ class Waiting:
     kin: str | None = None
     """Its answer has begun: only an agent of this fingerprint can go on with it."""
     losses: int = 0
-    """Agents that were lost while they served it."""
+    """Agents that were lost with it in a row, before it got any further."""
     moves: int = 0
-    """The same, and those that gave it back when it had begun."""
+    """How often it was taken from its agent."""
 
 
 class Buffer:

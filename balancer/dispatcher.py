@@ -31,7 +31,9 @@ LONGEST_SWAP = 600.0
 """Seconds that requests wait while an agent changes its model, whatever their patience."""
 
 MOST_LOSSES = 2
-"""How many agents a request may lose before it is rejected: it could be what kills them."""
+"""How many agents a request may lose in a row, without getting any further, before it is rejected: it
+could be what kills them.
+"""
 
 MOST_MOVES = 8
 """How often it may go on elsewhere, also because agents drained: each time its prompt is fed anew."""
@@ -122,9 +124,12 @@ class Dispatcher:
         return []
 
     def start(self, request_id: RequestId) -> None:
-        """Its client has been told of it: from now on it cannot begin anew, only go on elsewhere."""
+        """Its client has been told of it: from now on it cannot begin anew, only go on elsewhere. To be
+        called for each agent that it is bound to, since it gets further there.
+        """
         if binding := self._bound.get(request_id):
             binding.request.kin = self._pool.fingerprint(binding.agent_id)
+            binding.request.losses = 0
 
     def finish(self, request_id: RequestId) -> list[Effect]:
         """The agent is done with the request, so its slot is free."""

@@ -95,9 +95,13 @@ def up(
         ),
     ] = None,
     state: Annotated[
-        str,
-        typer.Option("--state", help="Where the desired state is kept: memory:// or file:///PATH."),
-    ] = "memory://",
+        str | None,
+        typer.Option(
+            "--state",
+            help="Where the desired state is kept: file:///PATH, or memory://, which forgets it "
+            "if the balancer's process dies. Default: a file of its own, until this command ends.",
+        ),
+    ] = None,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(
@@ -163,7 +167,8 @@ def up(
     check_host(host, insecure=insecure)
     if engine is EngineKind.LLAMA:
         model = check_model(str(default_model()) if model is None else model)
-    check_state(state)
+    if state is not None:
+        check_state(state)
     names = [f"agent-{n + 1}" for n in range(agents)]
     choices = engine_choices(
         slots=slots,
@@ -192,30 +197,31 @@ def up(
     from deploy.up import UpSettings
     from deploy.up import up as run
 
-    everything = UpSettings(
-        host=host,
-        port=port,
-        agents=tuple(settings),
-        drain_timeout=drain_timeout,
-        balancer=BalancerSettings(
-            agent_host=host,
-            agent_port=agent_port,
-            buffer_size=buffer_size,
-            buffer_timeout=buffer_timeout,
-            limits=Limits(
-                buffered_bytes=buffer_bytes,
-                body_bytes=max_body_bytes,
-                max_tokens=max_tokens,
-                open_requests=max_open_requests,
-            ),
-            state=state,
-            model=model,
-            origins=tuple(check_origin(origin) for origin in allow_origin or ()),
-            inference_keys=None if inference_keys is None else check_keys(inference_keys),
+    balancer = BalancerSettings(
+        agent_host=host,
+        agent_port=agent_port,
+        buffer_size=buffer_size,
+        buffer_timeout=buffer_timeout,
+        limits=Limits(
+            buffered_bytes=buffer_bytes,
+            body_bytes=max_body_bytes,
+            max_tokens=max_tokens,
+            open_requests=max_open_requests,
         ),
+        model=model,
+        origins=tuple(check_origin(origin) for origin in allow_origin or ()),
+        inference_keys=None if inference_keys is None else check_keys(inference_keys),
     )
 
     def work(folder: str) -> int:
+        kept = {"state": f"file://{folder}/state.json" if state is None else state}
+        everything = UpSettings(
+            host=host,
+            port=port,
+            agents=tuple(settings),
+            drain_timeout=drain_timeout,
+            balancer=balancer.model_copy(update=kept),
+        )
         try:
             asyncio.run(run(everything, folder, console))
         except HeadraceError as error:

@@ -115,7 +115,7 @@ def test_chats_that_take_turns_on_fewer_slots_never_hear_of_each_other(
     word of another chat could only come out of what that one has left in the cache.
     """
     words = ("apple", "tiger", "river")
-    turns = 90
+    turns = 60
     start = {word: f"The secret word is {word}." for word in words}
     histories = dict(start)
     read: dict[str, list[list[TokenId]]] = {word: [] for word in words}
@@ -127,7 +127,7 @@ def test_chats_that_take_turns_on_fewer_slots_never_hear_of_each_other(
             word = words[begun % 3]
             name = f"{word} {begun}"
             # Now and then another chat, which begins like the one before.
-            longer = histories[word] if begun % 40 < 37 else start[word]
+            longer = histories[word] if begun % 30 < 27 else start[word]
             histories[word] = f"{longer} Question {begun}. The secret word is"
             open_turns[name] = histories[word]
             running.submit(name, RawPrompt(histories[word]), max_tokens=2)

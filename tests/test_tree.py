@@ -41,6 +41,7 @@ COVERED_BY = {
     "balancer/progress.py": "balancer/balancer.py",
     "balancer/pool.py": "balancer/dispatcher.py",
     "balancer/policy.py": "balancer/dispatcher.py",
+    "balancer/server_events.py": "balancer/openai.py",
 }
 
 # Shells over Ray, llama.cpp or processes, driven by integration_tests/.

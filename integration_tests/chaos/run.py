@@ -38,7 +38,7 @@ from integration_tests.chaos.ledger import (
     disagreements,
     unexplained,
 )
-from integration_tests.chaos.plan import OF_BALANCER, Fault, Kind, Visit, faults, visit
+from integration_tests.chaos.plan import LOSING, OF_BALANCER, Fault, Kind, Visit, faults, visit
 from integration_tests.helpers.product import Up, start_up
 
 WARM_UP_VISITS = 20
@@ -175,6 +175,8 @@ async def _strike(settings: Settings, running: Cluster, report: Report) -> None:
     report.log = _log(_folders(running.up))
     ledger.dispatched(Counter(DISPATCHED.findall("\n".join(report.log))))
     departures = _departures(report.log, began)
+    if not departures and any(struck.kind in LOSING for struck in ledger.struck):
+        report.violations.append("the balancer's log tells of no lost agent: are its words others?")
     report.violations += unexplained(departures, ledger.struck)
     report.violations += ledger.violations(now=monotonic())
     report.violations += sorted(set(running.overfull))

@@ -184,18 +184,32 @@ def test_an_agent_that_leaves_in_order_is_no_loss(dispatcher: Dispatcher) -> Non
         assert dispatcher.leave(agent_id, in_order=True, now=0) == []
 
 
-@pytest.mark.parametrize("in_order", [True, False])
-def test_no_request_moves_for_ever(dispatcher: Dispatcher, in_order: bool) -> None:
+def test_a_request_that_gets_further_with_each_agent_is_not_what_kills_them(
+    dispatcher: Dispatcher,
+) -> None:
     dispatcher.submit(R1, now=0)
-    moves = 0
-    effects: list[Effect] = []
-    while join(dispatcher, AgentId(f"a{moves}"), slots=1, fingerprint="one"):
+    for n in range(MOST_MOVES):
+        assert join(dispatcher, AgentId(f"a{n}"), slots=1, fingerprint="one")
         dispatcher.start(R1)
-        effects = dispatcher.leave(AgentId(f"a{moves}"), in_order=in_order, now=0)
-        moves += 1
-        assert effects == [] or moves == (MOST_MOVES if in_order else MOST_LOSSES) + 1
+        assert dispatcher.leave(AgentId(f"a{n}"), now=0) == []
 
-    assert effects == [Reject(R1, Rejection.AGENT_LOST)]
+    assert join(dispatcher, B, slots=1, fingerprint="one") == [Dispatch(R1, B)]
+    assert dispatcher.leave(B, now=0) == [Reject(R1, Rejection.AGENT_LOST)]  # not for ever
+
+
+def test_a_request_that_had_begun_and_then_kills_agent_after_agent_is_given_up(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=1, fingerprint="one")
+    dispatcher.submit(R1, now=0)
+    dispatcher.start(R1)
+    assert dispatcher.leave(A, now=0) == []
+    for n in range(1, MOST_LOSSES):
+        assert join(dispatcher, AgentId(f"a{n}"), slots=1, fingerprint="one")
+        assert dispatcher.leave(AgentId(f"a{n}"), now=0) == []
+
+    assert join(dispatcher, B, slots=1, fingerprint="one") == [Dispatch(R1, B)]
+    assert dispatcher.leave(B, now=0) == [Reject(R1, Rejection.AGENT_LOST)]
 
 
 def test_a_draining_agent_gets_nothing_new(dispatcher: Dispatcher) -> None:

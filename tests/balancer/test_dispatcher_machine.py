@@ -265,9 +265,12 @@ class Histories(RuleBasedStateMachine):
         in_order=st.booleans(),
         slots=st.integers(1, 3),
         times=st.sampled_from([1, 2, MOST_LOSSES + 1, MOST_MOVES + 1]),
+        begins=st.booleans(),
     )
-    def come_and_go(self, in_order: bool, slots: int, times: int) -> None:
-        """One that has begun its work is lost, and one like it comes: again and again, it may be."""
+    def come_and_go(self, in_order: bool, slots: int, times: int, begins: bool) -> None:
+        """One that has work is lost, and one like it comes: again and again, it may be. ``begins``: it
+        gets somewhere with its work before.
+        """
         for _ in range(times):
             if not self.running:
                 return
@@ -275,9 +278,8 @@ class Histories(RuleBasedStateMachine):
             assert agent_id is not None
             before = self.agents[agent_id]
             for request in self.running:
-                if request.agent_id == agent_id:
-                    self.dispatcher.start(request.request_id)
-                    request.kin = before.fingerprint
+                if request.agent_id == agent_id and begins:
+                    self.begin(request, agent_id)
             self.lose(agent_id, in_order=in_order)
             self.join((slots, before.model, before.fingerprint))
 
@@ -289,8 +291,7 @@ class Histories(RuleBasedStateMachine):
             if self.running:
                 request, agent_id = self.running[0], self.running[0].agent_id
                 assert agent_id is not None
-                self.dispatcher.start(request.request_id)
-                request.kin = self.agents[agent_id].fingerprint
+                self.begin(request, agent_id)
                 self.let_go(request, agent_id)
                 self.hear_the_same_again(agent_id)
 
@@ -346,9 +347,12 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def tell(self, data: st.DataObject) -> None:
         """Its first words, or more of them."""
-        request, agent_id = self.one_that_runs(data)
+        self.begin(*self.one_that_runs(data))
+
+    def begin(self, request: Asked, agent_id: AgentId) -> None:
         self.dispatcher.start(request.request_id)
         request.kin = self.agents[agent_id].fingerprint
+        request.losses = 0
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
