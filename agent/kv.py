@@ -92,7 +92,7 @@ class KvCache:
             for holder in holders:
                 if self.is_cached(holder):
                     self._pool.touch(holder)
-                    return self.release(sequence_id)
+                    return [*self.release(sequence_id), *self.trim()]
         self._index.insert(sequence_id, tokens, salt=salt)
         self.cells.rest(sequence_id)
         self._pool.rest(sequence_id, len(tokens))

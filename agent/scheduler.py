@@ -115,7 +115,7 @@ class Scheduler:
         self._prompts_were_fed = False
         """In the latest pass."""
         self._image_was_fed = False
-        """In the latest pass that fed prompts."""
+        """In the latest pass that fed prompts, but for those of suspects."""
 
     @property
     def is_idle(self) -> bool:
@@ -267,7 +267,7 @@ class Scheduler:
             if chunk.wants_token:
                 self._take(request, decoded, effects)
         self._prompts_were_fed = fed > rows
-        if self._prompts_were_fed:
+        if self._prompts_were_fed and not self._suspect_was_fed:
             self._image_was_fed = chunks[0].image is not None
         self._prompt_tokens += fed - rows
         self._budget.measured(seconds=seconds, rows=rows, prompt_tokens=fed - rows)
@@ -283,6 +283,9 @@ class Scheduler:
         """
         effects: list[Effect] = []
         self._has_failed = True
+        self._suspect_was_fed = self._active[chunks[0].sequence_id].is_suspect  # it had its turn
+        if not self._suspect_was_fed and chunks[0].image is not None:
+            self._image_was_fed = True
         for chunk in chunks:
             request = self._active[chunk.sequence_id]
             request.failures += 1

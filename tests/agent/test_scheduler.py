@@ -671,6 +671,25 @@ def test_the_cache_keeps_no_more_than_it_may_also_when_a_request_fails_that_shar
     running.check()
 
 
+def test_the_cache_keeps_no_more_than_it_may_also_when_a_request_ends_that_brought_nothing_new() -> (
+    None
+):
+    running = Running(slots=3, context=200, cells=600, most_cached=100)
+    running.submit(R1, "z" * 80, ignore_eos=True)
+    running.step()
+    running.submit(R2, "p" * 80, max_tokens=1)
+    running.step()
+    running.submit(R3, "p" * 80 + "q")
+    running.plan()
+
+    running.do(running.scheduler.cancel(R1))
+    running.do(running.scheduler.cancel(R3))
+
+    assert len(running.shares) == 1
+    assert running.scheduler.figures.cells_cached <= 100
+    running.check()
+
+
 def test_two_chats_with_a_common_beginning_keep_their_own_sequences() -> None:
     """B15 and B17: from the second turn on each finds its own history, whole, and no other's."""
     running = Running(slots=2, context=4000, cells=8000, sequences=8)
@@ -1140,6 +1159,24 @@ def test_an_image_that_is_being_fed_is_waited_for() -> None:
     running.run()
 
     assert running.fed == TILE + 2
+
+
+def test_a_stream_has_its_turn_between_images_and_suspects() -> None:
+    running = Running(slots=4, context=100, batch_size=8)
+    for request_id in (R1, R2):
+        running.submit(request_id, "s" * 90, cache_prompt=False)
+    while running.fed < 150:
+        running.step()
+    running.do(running.scheduler.fail(running.plan(), "failed"))
+    running.submit(R3, "a", ignore_eos=True, max_tokens=20)
+    running.submit(R4, "".join(f"<{name}*5>" for name in "klmnopqrstu"))
+    waits = [0]
+    while not any(isinstance(event, Finished) for event in running.told):
+        tokens = len(running.told)
+        running.step()
+        waits.append(0 if len(running.told) > tokens else waits[-1] + 1)
+
+    assert max(waits) <= 3
 
 
 def test_an_image_gets_its_cells_from_the_youngest() -> None:

@@ -5,14 +5,21 @@ The engine has no model but checks each cell. ``HEADRACE_EXAMPLES`` sets how man
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from answers import plain_output, text_of
 from bodies import PATIENT
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from agent.echo import EchoEngine, EchoSampler
 from agent.engine import Chunk, Decoded, ImageRun
@@ -43,8 +50,11 @@ IMAGES = {
 }
 """Name, length, and whether it may be fed in parts."""
 
-PIECES = ["a", "b", "ab", "é", "a" * 20, "b" * 9, "a" * 70, "ba" * 35, *IMAGES]
-"""Of prompts. The long ones are worth waiting for."""
+HEADS = ["", "a" * 9, "a" * 70, "a" * 70, "ba" * 40, "<dog*30>"]
+"""How prompts begin, so that they have something to share. The long ones are worth waiting for."""
+
+PIECES = ["a", "b", "ab", "é", "a" * 20, "b" * 9, *IMAGES]
+"""How they go on."""
 
 
 @dataclass(eq=False)
@@ -53,6 +63,7 @@ class Asked:
 
     request_id: RequestId
     arrival: int
+    pieces: Sequence[str]
     prompt: list[TokenId]
     images: tuple[ImageRun, ...]
     max_tokens: int
@@ -128,12 +139,27 @@ def read(pieces: Sequence[str]) -> tuple[list[TokenId], tuple[ImageRun, ...]]:
     return tokens, tuple(images)
 
 
+asked = st.fixed_dictionaries(
+    {
+        "pieces": st.tuples(
+            st.sampled_from(HEADS), st.lists(st.sampled_from(PIECES), min_size=1, max_size=4)
+        ).map(lambda told: [told[0], *told[1]]),
+        "max_tokens": st.integers(0, 60) | st.just(1000),
+        "stop": st.sampled_from([(), (), (), ("bab",), ("é", "aab"), ("a",)]),
+        "salt": st.sampled_from(["", "", "other"]),
+        "shares": st.sampled_from([True, True, False]),
+        "repeats": st.booleans(),
+        "resumed": st.sampled_from([0, 0, 0, 1, 7, 30, 200]),
+    }
+)
+
+
 class Histories(RuleBasedStateMachine):
     @initialize(
         batch_size=st.integers(10, 200),
-        cells=st.integers(CONTEXT, 3 * CONTEXT),
+        cells=st.sampled_from([CONTEXT, CONTEXT + 20, 2 * CONTEXT, 3 * CONTEXT]),
         sequences=st.integers(SLOTS, 2 * SLOTS),
-        most_cached=st.integers(0, 2 * CONTEXT),
+        most_cached=st.sampled_from([0, 30, CONTEXT, 2 * CONTEXT]),
         shares_cells=st.booleans(),
         shares_part=st.booleans(),
     )
@@ -173,33 +199,30 @@ class Histories(RuleBasedStateMachine):
 
     # What clients do
 
-    @rule(
-        pieces=st.lists(st.sampled_from(PIECES), min_size=1, max_size=8),
-        max_tokens=st.integers(0, 60) | st.just(1000),
-        stop=st.sampled_from([(), (), (), ("bab",), ("é", "aab"), ("a",)]),
-        salt=st.sampled_from(["", "", "other"]),
-        shares=st.sampled_from([True, True, True, False]),
-        repeats=st.booleans(),
-        resumed=st.sampled_from([0, 0, 0, 1, 7, 30, 200]),
-    )
-    def submit(
+    @rule(several=st.lists(asked, min_size=1, max_size=3))
+    def submit(self, several: Sequence[Mapping[str, Any]]) -> None:
+        for each in several:
+            if len(self.live) < SLOTS:
+                self.submit_one(**each)
+
+    def submit_one(
         self,
+        *,
         pieces: Sequence[str],
         max_tokens: int,
-        stop: tuple[str, ...],
-        salt: str,
-        shares: bool,
-        repeats: bool,
+        stop: tuple[str, ...] = (),
+        salt: str = "",
+        shares: bool = True,
+        repeats: bool = False,
         resumed: int = 0,
     ) -> None:
         """``resumed``: so many of its tokens were told by another agent, if it has so many."""
-        if len(self.live) == SLOTS:
-            return
         self.count += 1
         prompt, images = read(pieces)
         request = Asked(
             RequestId(f"r{self.count:03}"),
             self.count,
+            pieces,
             prompt,
             images,
             max_tokens,
@@ -234,12 +257,27 @@ class Histories(RuleBasedStateMachine):
         self.do(effects)
         assert self.engine.length(request.sequence) == 0
 
+    @precondition(lambda self: self.live)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        if self.live:
-            self.cancel_one(data.draw(st.sampled_from(sorted(self.live))))
+        self.cancel_one(data.draw(st.sampled_from(sorted(self.live))))
 
-    def cancel_one(self, request_id: RequestId) -> None:
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def give_back_and_get_again(self, data: st.DataObject) -> None:
+        """What it had is cached, its answer's beginning too."""
+        request = self.cancel_one(data.draw(st.sampled_from(sorted(self.live))))
+        self.submit_one(
+            pieces=request.pieces,
+            max_tokens=request.max_tokens,
+            stop=request.stop,
+            salt=request.salt,
+            shares=request.shares,
+            repeats=request.repeats,
+            resumed=len(request.told),
+        )
+
+    def cancel_one(self, request_id: RequestId) -> Asked:
         request = self.live[request_id]
         told = self.do(self.scheduler.cancel(request_id))
         (end,) = told
@@ -250,12 +288,14 @@ class Histories(RuleBasedStateMachine):
         whole = request.answer()[1]
         assert so_far.startswith(shown)
         assert shown in {so_far, whole[: len(shown)]}
+        return request
 
-    @rule(number=st.integers(0, 60))
-    def cancel_what_is_over_or_never_was(self, number: int) -> None:
-        request_id = RequestId(f"r{number:03}")
-        if request_id not in self.live:
-            assert self.scheduler.cancel(request_id) == []
+    @rule()
+    def cancel_what_is_over_or_never_was(self) -> None:
+        for number in range(self.count + 2):
+            request_id = RequestId(f"r{number:03}")
+            if request_id not in self.live:
+                assert self.scheduler.cancel(request_id) == []
 
     # What the model does
 
@@ -274,11 +314,10 @@ class Histories(RuleBasedStateMachine):
         for _ in range(passes):
             self.step(False, False, seconds)
 
+    @precondition(lambda self: self.live)
     @rule(data=st.data())
     def a_token_is_refused(self, data: st.DataObject) -> None:
         chunks = self.plan()
-        if not chunks:
-            return
         decoded = self.engine.decode(chunks)
         wanted = sorted(decoded.tokens)
         if wanted:
@@ -290,11 +329,14 @@ class Histories(RuleBasedStateMachine):
         self.commit(chunks, decoded, 0.01)
         assert self.ending is None, "the refused one goes on"
 
-    @rule()
-    def a_decode_fails(self) -> None:
-        chunks = self.plan()
-        if not chunks:
-            return
+    @precondition(lambda self: self.live)
+    @rule(times=st.sampled_from([1, 1, MOST_FAILURES + 1]))
+    def decodes_fail(self, times: int) -> None:
+        for _ in range(times):
+            if chunks := self.plan():
+                self.fail(chunks)
+
+    def fail(self, chunks: Sequence[Chunk]) -> None:
         self.has_failed = True
         touched = [self.owners[chunk.sequence_id] for chunk in chunks]
         given_up: set[RequestId] = set()
@@ -349,7 +391,7 @@ class Histories(RuleBasedStateMachine):
                 left_out = request.sequence not in planned
                 request.skipped = request.skipped + 1 if left_out else 0
                 assert not left_out or is_special, "a stream is held up"
-                assert request.skipped <= (2 if self.has_failed else 1)
+                assert request.skipped <= (3 if self.has_failed else 1)
             elif not request.shares and not request.images:
                 # It waits for nobody's prefix, so none that is younger is fed before it.
                 overtaking = [
@@ -460,7 +502,7 @@ class Histories(RuleBasedStateMachine):
             return
         self.drain()
         for n in range(SLOTS):
-            self.submit(["ab", "é" * n, "b"], 5, (), f"{n}", shares=True, repeats=False)
+            self.submit_one(pieces=["ab", "é" * n, "b"], max_tokens=5, salt=f"{n}")
         assert len(self.live) == SLOTS
         self.drain()
 

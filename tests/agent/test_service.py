@@ -322,6 +322,27 @@ async def test_documents_take_a_slot_and_are_embedded(
     await link.status(lambda status: status.slots_processing == 0)
 
 
+async def test_what_is_asked_twice_before_its_end_is_nothing_new(
+    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
+) -> None:
+    link = await balancer.link()
+    await link.ready()
+
+    await link.send(ask(R1, "ab"), ask(R1, "cd"), Detokenize(R1, (TokenId(97),)), ask(R2, "ef"))
+    await link.send(ask(R3, "gh"))
+
+    assert await link.event() == Busy(R3)
+    engine.open()
+    told: list[Event] = []
+    while len([event for event in told if isinstance(event, Finished)]) < 2:
+        frame = await link.frame()
+        told += frame.events if isinstance(frame, Step) else ()
+    for request_id, text in ((R1, "ab"), (R2, "ef")):
+        *tokens, end = (event for event in told if event.request_id == request_id)
+        assert "".join(text_of(e) for e in tokens if isinstance(e, TokenGenerated)) == text
+        assert isinstance(end, Finished)
+
+
 async def test_the_status_tells_how_the_scheduler_does(
     balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
 ) -> None:

@@ -327,5 +327,5 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(
-    PATIENT, max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "60")), stateful_step_count=30
+    PATIENT, max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "40")), stateful_step_count=30
 )

@@ -15,6 +15,8 @@ from common.errors import ErrorCode
 from common.ids import RequestId, TokenId
 from common.messages import (
     Busy,
+    Detokenize,
+    Detokenized,
     Document,
     DocumentFailed,
     DocumentTooLong,
@@ -266,6 +268,20 @@ async def test_a_client_that_does_not_read_loses_only_its_own_request(
     assert isinstance(end, Failed)
     assert end.code is ErrorCode.SLOW_CLIENT
     assert isinstance(await outcome(other), Finished)
+
+
+async def test_only_the_agent_that_was_asked_can_answer_a_consultation(
+    balancer: Balancer, play: Play
+) -> None:
+    asked, other = play("asked"), play("other")
+    exchange = balancer.consult(R1, encode(Detokenize(R1, ())), None)
+
+    other.say(Detokenized(R1, "wrong"))
+    asked.say_token(R1, "no answer")
+    asked.finish(R1)
+    asked.say(Detokenized(R1, "right"))
+
+    assert await outcome(exchange) == Detokenized(R1, "right")
 
 
 async def test_stale_reports_are_ignored(balancer: Balancer, play: Play) -> None:

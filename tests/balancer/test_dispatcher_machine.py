@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from bodies import PATIENT
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from balancer.buffer import Buffer
 from balancer.dispatcher import (
@@ -65,15 +71,30 @@ class Known:
     refused: bool = False
 
 
+agents = st.tuples(
+    st.integers(0, 3), st.sampled_from(MODELS), st.sampled_from(["f1", "f1", "f2", ""])
+)
+"""As they join: slots, model and fingerprint."""
+
+terms = st.builds(
+    Terms,
+    st.sampled_from([None, None, *MODELS]),
+    st.sampled_from([Priority.HIGH, Priority.NORMAL, Priority.NORMAL, Priority.LOW]),
+    st.sampled_from([None, None, None, 3.0, 700.0]),
+)
+
+
 class Histories(RuleBasedStateMachine):
-    @initialize()
-    def start(self) -> None:
+    @initialize(joined=st.lists(agents, max_size=3))
+    def start(self, joined: list[tuple[int, str, str]]) -> None:
         self.now = 100.0
         self.count = 0
         self.dispatcher = Dispatcher(Buffer(capacity=CAPACITY, patience=PATIENCE))
         self.agents: dict[AgentId, Known] = {}
         self.live: dict[RequestId, Asked] = {}
         self.swapping_since: float | None = None
+        for each in joined:
+            self.join(each)
 
     # What is known of it from outside
 
@@ -123,16 +144,15 @@ class Histories(RuleBasedStateMachine):
 
     # Clients
 
-    @rule(
-        model=st.sampled_from([None, None, *MODELS]),
-        priority=st.sampled_from(Priority),
-        patience=st.sampled_from([None, None, 3.0, 700.0]),
-    )
-    def submit(self, model: str | None, priority: Priority, patience: float | None) -> None:
+    @rule(several=st.lists(terms, min_size=1, max_size=4))
+    def submit(self, several: list[Terms]) -> None:
+        for each in several:
+            self.submit_one(each)
+
+    def submit_one(self, terms: Terms) -> None:
         self.count += 1
-        terms = Terms(model, priority, patience)
-        if patience is not None:
-            deadline = self.now + patience
+        if terms.deadline is not None:
+            deadline = self.now + terms.deadline
         elif self.swapping_since is not None:
             deadline = self.swapping_since + LONGEST_SWAP
         else:
@@ -146,10 +166,9 @@ class Histories(RuleBasedStateMachine):
             [Reject(request.request_id, Rejection.BUFFER_FULL)] if refused else [],
         )
 
+    @precondition(lambda self: self.live)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        if not self.live:
-            return
         request = self.live[data.draw(st.sampled_from(sorted(self.live)))]
         effects = self.dispatcher.cancel(request.request_id)
         if request.agent_id is None:
@@ -163,19 +182,16 @@ class Histories(RuleBasedStateMachine):
 
     # Agents
 
-    @rule(
-        slots=st.integers(0, 3),
-        model=st.sampled_from(MODELS),
-        fingerprint=st.sampled_from(["", "f1", "f2"]),
-    )
-    def join(self, slots: int, model: str, fingerprint: str) -> None:
-        if len(self.agents) < 4:
-            self.count += 1
-            agent_id = AgentId(f"a{self.count:04}")
-            self.agents[agent_id] = Known()
-            self.dispatcher.join(agent_id)
-            assert self.dispatcher.bound(agent_id) == 0
-            self.report(agent_id, Known(slots, model=model, fingerprint=fingerprint))
+    @precondition(lambda self: len(self.agents) < 4)
+    @rule(joined=agents)
+    def join(self, joined: tuple[int, str, str]) -> None:
+        slots, model, fingerprint = joined
+        self.count += 1
+        agent_id = AgentId(f"a{self.count:04}")
+        self.agents[agent_id] = Known()
+        self.dispatcher.join(agent_id)
+        assert self.dispatcher.bound(agent_id) == 0
+        self.report(agent_id, Known(slots, model=model, fingerprint=fingerprint))
 
     def report(self, agent_id: AgentId, told: Known) -> None:
         self.agents[agent_id] = told
@@ -201,14 +217,15 @@ class Histories(RuleBasedStateMachine):
             if request.terms.deadline is None and (self.swapping_since is None) != (before is None):
                 request.deadline = self.now + (LONGEST_SWAP if swaps else PATIENCE)
 
-    def agent(self, data: st.DataObject) -> AgentId | None:
-        return data.draw(st.sampled_from(sorted(self.agents))) if self.agents else None
+    def agent(self, data: st.DataObject) -> AgentId:
+        return data.draw(st.sampled_from(sorted(self.agents)))
 
+    @precondition(lambda self: self.agents)
     @rule(
         data=st.data(),
         slots=st.integers(0, 3),
-        draining=st.booleans(),
-        swapping=st.booleans(),
+        draining=st.sampled_from([False, False, True]),
+        swapping=st.sampled_from([False, False, True]),
         model=st.sampled_from([None, None, *MODELS]),
         fingerprint=st.sampled_from([None, None, "", "f1", "f2"]),
     )
@@ -221,24 +238,71 @@ class Histories(RuleBasedStateMachine):
         model: str | None,
         fingerprint: str | None,
     ) -> None:
-        if agent_id := self.agent(data):
-            before = self.agents[agent_id]
-            model = before.model if model is None else model
-            fingerprint = before.fingerprint if fingerprint is None else fingerprint
-            told = Known(slots, draining or swapping, swapping, model, fingerprint)
-            self.report(agent_id, told)
+        agent_id = self.agent(data)
+        before = self.agents[agent_id]
+        model = before.model if model is None else model
+        fingerprint = before.fingerprint if fingerprint is None else fingerprint
+        told = Known(slots, draining or swapping, swapping, model, fingerprint)
+        self.report(agent_id, told)
 
+    @precondition(lambda self: self.agents)
     @rule(data=st.data())
     def repeat_the_report(self, data: st.DataObject) -> None:
-        if agent_id := self.agent(data):
-            told = self.agents[agent_id]
-            told.refused = False
-            self.report(agent_id, told)
+        self.hear_the_same_again(self.agent(data))
 
+    def hear_the_same_again(self, agent_id: AgentId) -> None:
+        told = self.agents[agent_id]
+        told.refused = False
+        self.report(agent_id, told)
+
+    @precondition(lambda self: self.agents)
     @rule(data=st.data(), in_order=st.booleans())
     def leave(self, data: st.DataObject, in_order: bool) -> None:
-        if agent_id := self.agent(data):
+        self.lose(self.agent(data), in_order=in_order)
+
+    @precondition(lambda self: self.running)
+    @rule(
+        in_order=st.booleans(),
+        slots=st.integers(1, 3),
+        times=st.sampled_from([1, 2, MOST_LOSSES + 1, MOST_MOVES + 1]),
+        begins=st.booleans(),
+    )
+    def come_and_go(self, in_order: bool, slots: int, times: int, begins: bool) -> None:
+        """One that has work is lost, and one like it comes: again and again, it may be. ``begins``: it
+        gets somewhere with its work before.
+        """
+        for _ in range(times):
+            if not self.running:
+                return
+            agent_id = self.running[0].agent_id
+            assert agent_id is not None
+            before = self.agents[agent_id]
+            for request in self.running:
+                if request.agent_id == agent_id and begins:
+                    self.begin(request, agent_id)
             self.lose(agent_id, in_order=in_order)
+            self.join((slots, before.model, before.fingerprint))
+
+    @precondition(lambda self: self.running)
+    @rule(times=st.sampled_from([2, MOST_MOVES + 1]))
+    def give_back_again_and_again(self, times: int) -> None:
+        """To where it comes from, since nobody else reports."""
+        for _ in range(times):
+            if self.running:
+                request, agent_id = self.running[0], self.running[0].agent_id
+                assert agent_id is not None
+                self.begin(request, agent_id)
+                self.let_go(request, agent_id)
+                self.hear_the_same_again(agent_id)
+
+    @precondition(lambda self: self.waiting and self.running)
+    @rule(data=st.data())
+    def one_refuses_and_the_other_is_lost(self, data: st.DataObject) -> None:
+        self.refuse(data)
+        if self.running:
+            agent_id = self.running[-1].agent_id
+            assert agent_id is not None
+            self.lose(agent_id, in_order=False)
 
     def lose(self, agent_id: AgentId, *, in_order: bool) -> None:
         rejected: list[Asked] = []
@@ -273,25 +337,27 @@ class Histories(RuleBasedStateMachine):
         if request.terms.deadline is None and self.swapping_since is not None:
             request.deadline = self.swapping_since + LONGEST_SWAP
 
-    def one_that_runs(self, data: st.DataObject) -> Asked | None:
-        if not (running := sorted(each.request_id for each in self.running)):
-            return None
-        return self.live[data.draw(st.sampled_from(running))]
+    def one_that_runs(self, data: st.DataObject) -> tuple[Asked, AgentId]:
+        running = sorted(each.request_id for each in self.running)
+        request = self.live[data.draw(st.sampled_from(running))]
+        assert request.agent_id is not None
+        return request, request.agent_id
 
+    @precondition(lambda self: self.running)
     @rule(data=st.data())
     def tell(self, data: st.DataObject) -> None:
         """Its first words, or more of them."""
-        request = self.one_that_runs(data)
-        if request is not None and request.agent_id is not None:
-            self.dispatcher.start(request.request_id)
-            request.kin = self.agents[request.agent_id].fingerprint
-            request.losses = 0
+        self.begin(*self.one_that_runs(data))
 
+    def begin(self, request: Asked, agent_id: AgentId) -> None:
+        self.dispatcher.start(request.request_id)
+        request.kin = self.agents[agent_id].fingerprint
+        request.losses = 0
+
+    @precondition(lambda self: self.running)
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        request = self.one_that_runs(data)
-        if request is not None:
-            self.end(request)
+        self.end(self.one_that_runs(data)[0])
 
     def end(self, request: Asked) -> None:
         assert request.agent_id is not None
@@ -299,13 +365,14 @@ class Histories(RuleBasedStateMachine):
         del self.live[request.request_id]
         self.check(self.dispatcher.finish(request.request_id))
 
+    @precondition(lambda self: self.running)
     @rule(data=st.data())
     def refuse(self, data: st.DataObject) -> None:
         """Or give back, if it has begun."""
-        request = self.one_that_runs(data)
-        if request is None or request.agent_id is None:
-            return
-        self.agents[request.agent_id].refused = True
+        self.let_go(*self.one_that_runs(data))
+
+    def let_go(self, request: Asked, agent_id: AgentId) -> None:
+        self.agents[agent_id].refused = True
         rejected: list[Asked] = []
         if request.abandoned or request.kin is not None:
             request.moves += 1
@@ -318,23 +385,24 @@ class Histories(RuleBasedStateMachine):
             [Reject(each.request_id, Rejection.AGENT_LOST) for each in rejected],
         )
 
-    @rule(number=st.integers(0, 60))
-    def speak_of_the_dead(self, number: int) -> None:
-        gone = RequestId(f"r{number:04}")
-        if gone not in self.live:
-            self.dispatcher.start(gone)
-            assert self.dispatcher.finish(gone) == []
-            assert self.dispatcher.refuse(gone, now=self.now) == []
-            assert self.dispatcher.cancel(gone) == []
+    @rule()
+    def speak_of_the_dead(self) -> None:
+        for number in range(self.count + 2):
+            gone = RequestId(f"r{number:04}")
+            if gone not in self.live:
+                self.dispatcher.start(gone)
+                assert self.dispatcher.finish(gone) == []
+                assert self.dispatcher.refuse(gone, now=self.now) == []
+                assert self.dispatcher.cancel(gone) == []
 
-    @rule(data=st.data())
-    def speak_of_what_waits(self, data: st.DataObject) -> None:
-        """Late, by an agent that has it no longer."""
-        if waiting := sorted(each.request_id for each in self.waiting):
-            request_id = data.draw(st.sampled_from(waiting))
-            self.dispatcher.start(request_id)
-            assert self.dispatcher.finish(request_id) == []
-            assert self.dispatcher.refuse(request_id, now=self.now) == []
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def speak_of_what_waits(self) -> None:
+        """Late, by agents that have it no longer."""
+        for request in self.waiting:
+            self.dispatcher.start(request.request_id)
+            assert self.dispatcher.finish(request.request_id) == []
+            assert self.dispatcher.refuse(request.request_id, now=self.now) == []
 
     # Time
 
@@ -373,11 +441,7 @@ class Histories(RuleBasedStateMachine):
             return
         for model in MODELS:
             for fingerprint in ("f1", "f2"):
-                self.count += 1
-                agent_id = AgentId(f"a{self.count:04}")
-                self.agents[agent_id] = Known()
-                self.dispatcher.join(agent_id)
-                self.report(agent_id, Known(100, model=model, fingerprint=fingerprint))
+                self.join((100, model, fingerprint))
         assert self.waiting == []
         for request in self.running:
             self.end(request)

@@ -46,7 +46,7 @@ from common.messages import (
     encode,
 )
 
-OFTEN = settings(PATIENT, max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "60")))
+OFTEN = settings(PATIENT, max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "40")))
 
 TOOL = {
     "type": "function",

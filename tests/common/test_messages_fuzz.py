@@ -20,7 +20,7 @@ EITHER: list[tuple[Decode, st.SearchStrategy[Any]]] = [
     (m.decode_to_agent, to_agent),
     (m.decode_to_balancer, to_balancer),
 ]
-OFTEN = settings(PATIENT, max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "300")))
+OFTEN = settings(PATIENT, max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "200")))
 
 
 def outcome(decode: Decode, data: bytes) -> Any:
