@@ -121,6 +121,7 @@ class EchoEngine:
         self.progress = 0
         self.embedder = EchoEmbedder()
         self.chat_template: str | None = CHAT_TEMPLATE
+        self.fingerprint = "echo"
         self.metadata: Mapping[str, str] = {"general.architecture": "echo"}
         self.capacity = Capacity(
             slots=slots,
@@ -141,13 +142,14 @@ class EchoEngine:
         sampling: Sampling,
         constraint: Guidance | None,
         logprobs: int | None,
+        resumed: Sequence[TokenId] = (),
         /,
     ) -> Sampler:
         if constraint is not None or logprobs is not None:
             raise RequestError(
                 ErrorCode.NOT_SUPPORTED, "the echo engine has neither grammars nor probabilities"
             )
-        return EchoSampler(prompt, sampling.ignore_eos)
+        return EchoSampler(prompt, sampling.ignore_eos, list(resumed))
 
     def start(self, sequence_id: SequenceId, sampler: Sampler, /) -> None:
         assert isinstance(sampler, EchoSampler)

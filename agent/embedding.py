@@ -278,6 +278,7 @@ class EmbeddingQueue:
                         waiting.document.document_id,
                         normalized.shape[1],
                         normalized.astype("<f4", copy=False).tobytes(),
+                        len(waiting.document.tokens),
                     )
                 )
             else:  # once more would give the same

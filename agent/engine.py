@@ -231,6 +231,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def fingerprint(self) -> str:
+        """The same for the same model, and for no other."""
+        ...
+
+    @property
     def chat_template(self) -> str | None:
         """The model's own template, in Jinja."""
         ...
@@ -254,9 +259,11 @@ class Engine(Protocol):
         sampling: Sampling,
         constraint: Guidance | None,
         logprobs: int | None,
+        resumed: Sequence[TokenId] = (),
         /,
     ) -> Sampler:
-        """For one request, whose prompt may have tokens that stand for images.
+        """For one request, whose prompt may have tokens that stand for images. ``resumed``: how its
+        answer begins, as chosen elsewhere.
 
         Raises ``RequestError`` if it cannot be done as asked.
         """

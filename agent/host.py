@@ -21,6 +21,8 @@ from agent.prompt import Preparer
 from agent.swap import (
     Effect,
     Find,
+    GiveBack,
+    LimitDrain,
     Load,
     ModelSwap,
     Retry,
@@ -87,6 +89,10 @@ class Owner(Protocol):
 
     def measured(self, figures: Figures, /) -> None: ...
 
+    def give_back(self) -> None:
+        """What runs must go on elsewhere; tell ``idle`` when nothing runs."""
+        ...
+
     def broke_down(self, error: BaseException, /) -> None:
         """A fault of ours, or of the model's thread: this agent cannot go on."""
         ...
@@ -108,6 +114,7 @@ class ModelHost:
         self._finder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model-files")
         self._stop_finding = threading.Event()
         self._retry: asyncio.TimerHandle | None = None
+        self._drain_limit: asyncio.TimerHandle | None = None
         self._running: _Running | None = None
         """The model that is loaded, is being loaded, or is about to be freed."""
         self._then: Setup | None = None
@@ -137,6 +144,11 @@ class ModelHost:
         return "" if self.preparer is None else self.preparer.format.name
 
     @property
+    def fingerprint(self) -> str:
+        """Empty while no model serves."""
+        return "" if self.preparer is None else self.preparer.fingerprint
+
+    @property
     def model_names(self) -> tuple[str, ...]:
         return () if self._running is None else tuple(names(self._running.setup.target.model))
 
@@ -147,13 +159,17 @@ class ModelHost:
         self._carry_out(self._swap.turn(number))
 
     def idle(self) -> None:
-        self._carry_out(self._swap.idle())
+        if effects := self._swap.idle():
+            if self._drain_limit is not None:
+                self._drain_limit.cancel()
+            self._carry_out(effects)
 
     async def stop(self, timeout: float) -> bool:  # noqa: ASYNC109
         """Free what is loaded; False if its thread is still busy after so many seconds."""
         self._stop_finding.set()
-        if self._retry is not None:
-            self._retry.cancel()
+        for timer in (self._retry, self._drain_limit):
+            if timer is not None:
+                timer.cancel()
         self._finder.shutdown(wait=False, cancel_futures=True)
         running, self._running = self._running, None
         if running is None:
@@ -176,6 +192,10 @@ class ModelHost:
                     self._free(then=None)
                 case UseTemplate(template, embeddings_only):
                     self._use_template(template, embeddings_only=embeddings_only)
+                case LimitDrain(after):
+                    self._drain_limit = self._asyncio.call_later(after, self._drained_long_enough)
+                case GiveBack():
+                    self._owner.give_back()
                 case Retry(after):
                     log.info("the model is tried again in %g s", after)
                     self._retry = self._asyncio.call_later(after, self._try_again)
@@ -185,6 +205,9 @@ class ModelHost:
 
     def _try_again(self) -> None:
         self._carry_out(self._swap.retry())
+
+    def _drained_long_enough(self) -> None:
+        self._carry_out(self._swap.drained_long_enough())
 
     # Finding
 

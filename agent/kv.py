@@ -92,10 +92,14 @@ class KvCache:
             for holder in holders:
                 if self.is_cached(holder):
                     self._pool.touch(holder)
-                    return self.release(sequence_id)
+                    return [*self.release(sequence_id), *self.trim()]
         self._index.insert(sequence_id, tokens, salt=salt)
         self.cells.rest(sequence_id)
         self._pool.rest(sequence_id, len(tokens))
+        return self.trim()
+
+    def trim(self) -> list[SequenceId]:
+        """Keep no more than may be kept, also of what a running sequence held until now."""
         dropped: list[SequenceId] = []
         while self.cells.cached > self._most_cached:
             dropped += self.evict()

@@ -18,6 +18,7 @@ from websockets.frames import CloseCode
 
 from common.errors import HeadraceError
 from common.messages import (
+    GIVEN_UP,
     MAX_FRAME_BYTES,
     PING_INTERVAL,
     PING_TIMEOUT,
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT = 5.0
 FIRST_DELAY = 0.1
-LONGEST_DELAY = 3.0
+LONGEST_DELAY = 1.0
 
 MAX_OUTBOX = 4096
 """Frames that may wait for a slow link before it is given up."""
@@ -43,6 +44,10 @@ MAX_OUTBOX = 4096
 
 class LinkRefusedError(HeadraceError):
     """The balancer will not have this agent; the text says why."""
+
+
+class GivenUpError(Exception):
+    """The balancer says that this agent has come to a stop. A new process may do better."""
 
 
 class Handler(Protocol):
@@ -107,7 +112,9 @@ class Link:
         self._wake.set()
 
     async def run(self) -> None:
-        """Keep a link until closed. Raises ``LinkRefusedError`` if the balancer refuses us."""
+        """Keep a link until closed. Raises ``LinkRefusedError`` if the balancer refuses us, and
+        ``GivenUpError`` if it takes us for dead.
+        """
         chance = random.Random()
         waits = delays(chance)
         while not self._closing:
@@ -147,6 +154,8 @@ class Link:
         log.info("link to %s ended: %s %s", self._url, socket.close_code, socket.close_reason)
         if socket.close_code == REFUSED:
             raise LinkRefusedError(socket.close_reason or "the balancer refuses this agent")
+        if socket.close_code == GIVEN_UP:
+            raise GivenUpError(socket.close_reason)
 
     async def _read(self, socket: ClientConnection) -> None:
         async for data in socket:

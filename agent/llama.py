@@ -7,8 +7,11 @@ other sequences at little cost.
 """
 
 import ctypes
+import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +53,8 @@ IMAGE_BATCH_SIZE = 2048
 """Tokens in a piece of an image at most; that of the published wire format."""
 
 ALL_LAYERS = 2**31 - 1
+
+FINGERPRINT_BYTES = 2**20
 
 FLASH_ATTENTION = {
     FlashAttention.AUTO: lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
@@ -263,6 +268,7 @@ class LlamaEngine:
                 samplers is SamplerPlace.AUTO and lib.llama_supports_gpu_offload()
             )
             self.metadata = _metadata(self._model)
+            self.fingerprint = _fingerprint(model_path)
             self._handle = self._open_context(threads, layout, attention)
             self._memory: Any = lib.llama_get_memory(self._handle)
             self._row_type: Any = ctypes.c_float * self.vocabulary.size
@@ -285,10 +291,11 @@ class LlamaEngine:
         sampling: Sampling,
         constraint: Guidance | None,
         logprobs: int | None,
+        resumed: Sequence[TokenId] = (),
         /,
     ) -> Sampler:
         words = [token for token in prompt if token >= 0]  # samplers know nothing of images
-        return self._make_sampler(words, sampling, constraint, logprobs)
+        return self._make_sampler(words, sampling, constraint, logprobs, resumed)
 
     def start(self, sequence_id: SequenceId, sampler: Sampler, /) -> None:
         assert isinstance(sampler, LlamaSampler)
@@ -504,6 +511,20 @@ def _load(model_path: str, device: Device, *, vocab_only: bool = False) -> Any:
     if model is None:
         raise ModelError(f"{model_path} could not be loaded{because()}")
     return model
+
+
+def _fingerprint(model_path: str) -> str:
+    """Of the file: its size, its beginning, where all that describes the model stands, and its end,
+    where weights are. All of it would take seconds to read.
+    """
+    with Path(model_path).open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        digest = hashlib.sha256(size.to_bytes(8, "little"))
+        file.seek(0)
+        digest.update(file.read(FINGERPRINT_BYTES))
+        file.seek(max(0, size - FINGERPRINT_BYTES))
+        digest.update(file.read(FINGERPRINT_BYTES))
+    return digest.hexdigest()
 
 
 def _metadata(model: Any) -> dict[str, str]:

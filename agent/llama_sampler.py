@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from agent.constraint import Allowed, ConstraintCompiler, Matcher
 from agent.engine import Guidance
@@ -60,8 +61,12 @@ class LlamaSamplers:
         sampling: Sampling,
         constraint: Guidance | None,
         logprobs: int | None,
+        resumed: Sequence[TokenId] = (),
     ) -> "LlamaSampler":
         """A sampler for one request; may be called on any thread, and may take a while.
+
+        ``resumed``: how the answer begins. What follows has the same distribution as if it had been
+        drawn here; only Mirostat begins anew to find its way.
 
         Raises ``RequestError``: ``INVALID_REQUEST`` for what llama.cpp would not survive or would
         cut off in silence, ``INVALID_GRAMMAR``, ``INVALID_SCHEMA`` or ``INVALID_TOOL_SCHEMA`` with the cause.
@@ -70,6 +75,11 @@ class LlamaSamplers:
         if logprobs is not None and logprobs < 0:
             refuse("logprobs must not be negative")
         matcher = self._matcher(constraint)
+        if resumed:
+            sampling = _go_on_drawing(sampling, len(resumed))
+        if matcher is not None:
+            for token in resumed:
+                matcher.accept(token)
         bias = self._bias(sampling)
         attached = self._attach and matcher is None and logprobs is None and is_attachable(sampling)
         return LlamaSampler(
@@ -80,7 +90,7 @@ class LlamaSamplers:
                 context=self._context,
                 bias=bias if attached else {},
             ),
-            prompt,
+            [*prompt, *resumed],
             bias=bias,
             attached=attached,
             matcher=matcher,
@@ -106,6 +116,13 @@ class LlamaSamplers:
                 "the model has no token that could end a constrained answer",
             )
         return self._constraints.compile(constraint)
+
+
+def _go_on_drawing(sampling: Sampling, drawn: int) -> Sampling:
+    """With a seed of its own, else the random numbers of the first tokens would come again."""
+    if sampling.seed is None:
+        return sampling
+    return replace(sampling, seed=sampling.seed + drawn)
 
 
 class LlamaSampler:

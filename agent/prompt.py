@@ -7,6 +7,7 @@ so that they do not hold up the streams that run.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 
 from agent.answer_grammar import answer_grammar
 from agent.embedding import EmbeddingRequest, tokenize
@@ -50,6 +51,8 @@ class PreparedRequest:
     cache_prompt: bool = True
     images: tuple[ImageRun, ...] = ()
     """In the prompt, in their order."""
+    resumed: tuple[TokenId, ...] = ()
+    """How the answer begins; the sampler and the output know of it already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,12 @@ class Preparer:
     @property
     def slots(self) -> int:
         return self.engine.capacity.slots
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for the same model with the same template: its prompts and answers are the same."""
+        told = (self.engine.fingerprint, self.template or "")
+        return sha256("\0".join(told).encode()).hexdigest()
 
     def prepare(
         self, request: Generate | Embed, is_wanted: Callable[[], bool] = _always
@@ -152,23 +161,33 @@ class Preparer:
         if not tokens:
             raise RequestError(ErrorCode.INVALID_PROMPT, "the prompt is empty")
         self._check_length(len(tokens))
+        resumed = self._take(request.resumed).tokens
         sampler = self.engine.sampler(
-            tokens, request.sampling, self._guidance(request, rendered), request.logprobs
+            tokens,
+            request.sampling,
+            self._guidance(request, rendered),
+            request.logprobs,
+            resumed,
         )
+        output = OutputStream(
+            _parser(rendered),
+            stop=request.stop,
+            is_calls=bool(rendered.conversation and rendered.conversation.must_call),
+        )
+        marks = self._marks_of(rendered.format)
+        for token in resumed:
+            output.feed(self._vocabulary.piece(token) or marks.get(token, b""))  # told already
         return PreparedRequest(
             request.request_id,
             tokens,
             request.max_tokens,
             sampler,
-            OutputStream(
-                _parser(rendered),
-                stop=request.stop,
-                is_calls=bool(rendered.conversation and rendered.conversation.must_call),
-            ),
-            self._marks_of(rendered.format),
+            output,
+            marks,
             request.cache_salt,
             request.cache_prompt,
             prompt.images,
+            request.resumed,
         )
 
     def _take(self, tokens: Sequence[TokenId]) -> MixedPrompt:

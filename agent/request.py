@@ -31,6 +31,8 @@ class ActiveRequest:
     """May it begin with what other sequences hold?"""
     images: tuple[ImageRun, ...] = ()
     """In the prompt, in their order."""
+    resumed: int = 0
+    """How many tokens of the answer were generated elsewhere."""
     fed: int = 0
     """How many tokens the sequence holds, which is also the next position."""
     cached: int = 0
@@ -70,6 +72,11 @@ class ActiveRequest:
     @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def is_new(self) -> bool:
+        """Nothing has been generated here yet."""
+        return self.generated == self.resumed
 
     @property
     def is_generating(self) -> bool:

@@ -115,7 +115,7 @@ class Scheduler:
         self._prompts_were_fed = False
         """In the latest pass."""
         self._image_was_fed = False
-        """In the latest pass that fed prompts."""
+        """In the latest pass that fed prompts, but for those of suspects."""
 
     @property
     def is_idle(self) -> bool:
@@ -151,13 +151,14 @@ class Scheduler:
         """Begin a request. The caller owns the slots and submits no more than there are."""
         assert 0 < len(request.prompt) < self._context
         assert request.request_id not in self._requests
-        sequence_id, dropped = self._kv.acquire(request.prompt, salt=request.cache_salt)
+        tokens = [*request.prompt, *request.resumed]
+        sequence_id, dropped = self._kv.acquire(tokens, salt=request.cache_salt)
         self._arrivals += 1
         active = ActiveRequest(
             request.request_id,
             sequence_id,
             self._arrivals,
-            list(request.prompt),
+            tokens,
             len(request.prompt),
             request.max_tokens,
             request.output,
@@ -165,10 +166,14 @@ class Scheduler:
             request.cache_salt,
             request.cache_prompt,
             request.images,
+            len(request.resumed),
         )
         self._requests[request.request_id] = active
         self._waiting.append(active)
-        return [*map(Forget, dropped), Start(sequence_id, request.sampler)]
+        effects: list[Effect] = [*map(Forget, dropped), Start(sequence_id, request.sampler)]
+        if request.resumed:
+            effects += self._finish_if_complete(active)  # its context may be smaller here
+        return effects
 
     def cancel(self, request_id: RequestId) -> list[Effect]:
         """End the request, with what it has used. Nothing to do if it is over already."""
@@ -199,7 +204,7 @@ class Scheduler:
             return  # paused at once: it will be fed anyway
         self._kv.cells.drop(sequence_id)
         request.fed = 0
-        if request.generated == 0:
+        if request.is_new:
             request.cached = 0
 
     def plan(self, *, takes_turns: bool = False) -> list[Chunk]:
@@ -268,7 +273,7 @@ class Scheduler:
             if chunk.wants_token:
                 self._take(request, decoded, effects)
         self._prompts_were_fed = fed > rows
-        if self._prompts_were_fed:
+        if self._prompts_were_fed and not self._suspect_was_fed:
             self._image_was_fed = chunks[0].image is not None
         self._prompt_tokens += fed - rows
         self._budget.measured(seconds=seconds, rows=rows, prompt_tokens=fed - rows)
@@ -284,6 +289,9 @@ class Scheduler:
         """
         effects: list[Effect] = []
         self._has_failed = True
+        self._suspect_was_fed = self._active[chunks[0].sequence_id].is_suspect  # it had its turn
+        if not self._suspect_was_fed and chunks[0].image is not None:
+            self._image_was_fed = True
         for chunk in chunks:
             request = self._active[chunk.sequence_id]
             request.failures += 1
@@ -292,7 +300,7 @@ class Scheduler:
             else:
                 request.alone_until = chunk.position + len(chunk.tokens)
                 self._pause(request, effects)
-        return effects
+        return [*effects, *map(Forget, self._kv.trim())]
 
     # Letting in and pausing
 
@@ -344,8 +352,8 @@ class Scheduler:
             request.fed = prefix.ready
             self._kv.cells.share(prefix.source, request.sequence_id, prefix.ready)
             effects.append(Share(prefix.source, request.sequence_id, prefix.ready))
-        if request.generated == 0:  # else it is resumed: what it was spared at first stays true
-            request.cached = request.fed
+        if request.is_new:  # else it was paused: what it was spared at first stays true
+            request.cached = min(request.fed, request.prompt_length)
 
     def _pause(self, request: ActiveRequest, effects: list[Effect]) -> None:
         """Give up its cells; its tokens are kept, to be fed again later."""
@@ -416,7 +424,7 @@ class Scheduler:
         if self._vocabulary.is_end(token):
             effects += self._finish(request, FinishReason.STOP)
             return
-        if request.generated == 0:
+        if request.is_new:
             self._cached_tokens += request.cached
         request.tokens.append(token)
         piece = self._vocabulary.piece(token) or request.marks.get(token, b"")
@@ -426,10 +434,14 @@ class Scheduler:
             TokenGenerated(request.request_id, token, told.segments, logprobs, told.calls)
         )
         effects += (ToolCallsEnded(request.request_id, result) for result in told.results)
+        effects += self._finish_if_complete(request)
+
+    def _finish_if_complete(self, request: ActiveRequest) -> list[Effect]:
         if request.output.stopped:
-            effects += self._finish(request, FinishReason.STOP)
-        elif request.generated >= request.max_tokens or len(request.tokens) >= self._context:
-            effects += self._finish(request, FinishReason.LENGTH)
+            return self._finish(request, FinishReason.STOP)
+        if request.generated >= request.max_tokens or len(request.tokens) >= self._context:
+            return self._finish(request, FinishReason.LENGTH)
+        return []
 
     def _finish(self, request: ActiveRequest, reason: FinishReason) -> list[Effect]:
         told = request.output.flush(is_cut=reason is FinishReason.LENGTH)
@@ -457,6 +469,7 @@ class Scheduler:
             Failed(request.request_id, code, message),
             Stop(request.sequence_id),
             *map(Forget, self._kv.release(request.sequence_id)),
+            *map(Forget, self._kv.trim()),
         ]
 
 

@@ -93,6 +93,7 @@ class Agent:
         self._swap = swap
         self._host = ModelHost(models, swap, self, loop_settings)
         self._preparing: dict[RequestId, Future[Work]] = {}
+        self._consulting: dict[RequestId, Future[Tokenized | Detokenized]] = {}
         self._preparations = 0
         """Calls on the threads that prepare, cancelled ones too: they use the model's vocabulary."""
         # More than one, so that a prompt does not wait for somebody's megabyte of documents.
@@ -101,6 +102,8 @@ class Agent:
         self._seeing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="see")
         self._wanted: set[RequestId] = set()
         """Requests that the present link asked for. What came over an earlier one is nobody's."""
+        self._given_back: set[RequestId] = set()
+        """Those of them that must go on elsewhere."""
         self._asyncio = asyncio.get_running_loop()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -137,13 +140,21 @@ class Agent:
                 log.warning("the model's thread is still busy; leaving it behind")
 
     async def drain(self, timeout: float) -> None:  # noqa: ASYNC109
-        """Take nothing new, let what runs come to its end for ``timeout`` seconds, then stop."""
+        """Take nothing new, let what runs come to its end for ``timeout`` seconds, have the rest go on
+        elsewhere, then stop.
+        """
         self._leaves = True
         self.changed()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._idle.wait()
+        if not await self._is_idle_within(timeout):
+            self.give_back()
+            await self._is_idle_within(GOOD_BYE_TIMEOUT)
         self.stop()
+
+    async def _is_idle_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        return self._idle.is_set()
 
     def stop(self) -> None:
         """Make ``run`` return soon; the link's loss tells the balancer about what still runs."""
@@ -185,6 +196,7 @@ class Agent:
             uses_chat_template_override=self._host.description.chat_template_override is not None,
             download=self._host.download,
             issues=self._swap.issues,
+            fingerprint=self._host.fingerprint,
             figures=self._figures,
             step_age=None if loop is None else loop.step_age,
             step_limit=None if loop is None else loop.step_limit,
@@ -196,6 +208,8 @@ class Agent:
     def received(self, frame: ToAgent, /) -> None:
         match frame:
             case Generate(request_id=request_id) | Embed(request_id=request_id):
+                if request_id in self._wanted:
+                    return  # repeated
                 preparer = self._host.preparer
                 if preparer is None or not self._admission.admit(request_id):
                     self._link.send(Step((Busy(request_id),)))
@@ -204,8 +218,9 @@ class Agent:
                 self._wanted.add(request_id)
                 self._link.status_changed()
                 self._prepare(preparer, frame)
-            case Tokenize() | Detokenize():
-                self._consult(frame)
+            case Tokenize(request_id=request_id) | Detokenize(request_id):
+                if request_id not in self._wanted:
+                    self._consult(frame)
             case Cancel(request_id):
                 self._cancel(request_id)
             case SetState(number, state):
@@ -221,6 +236,8 @@ class Agent:
         for request_id in tuple(self._wanted):
             self._cancel(request_id)
         self._wanted.clear()
+        self._given_back.clear()
+        self._consulting.clear()
 
     # What the model says
 
@@ -235,6 +252,11 @@ class Agent:
 
     def happened(self, events: Sequence[Event], /) -> None:
         self._tell(events)
+
+    def give_back(self) -> None:
+        for request_id in tuple(self._wanted):
+            self._given_back.add(request_id)
+            self._cancel(request_id)
 
     def measured(self, figures: Figures, /) -> None:
         self._figures = figures
@@ -284,6 +306,7 @@ class Agent:
             self._tell([Failed(request_id, ErrorCode.NO_AGENTS, message)])
             return
         future = self._preparation.submit(preparer.consult, request)
+        self._consulting[request_id] = future
         self._preparations += 1
         future.add_done_callback(
             lambda done: self._host.hand_over(self._consulted, request_id, done)
@@ -291,6 +314,10 @@ class Agent:
 
     def _consulted(self, request_id: RequestId, future: Future[Tokenized | Detokenized]) -> None:
         self._preparations -= 1
+        if self._consulting.get(request_id) is not future:  # nobody waits for it any longer
+            self._tell_if_idle()
+            return
+        del self._consulting[request_id]
         try:
             self._tell([future.result()])
         except RequestError as error:
@@ -321,6 +348,10 @@ class Agent:
             self._host.loop.submit(prepared)
 
     def _cancel(self, request_id: RequestId) -> None:
+        if consulting := self._consulting.pop(request_id, None):
+            self._wanted.discard(request_id)
+            consulting.cancel()  # it may run already; else it never will
+            return
         future = self._preparing.pop(request_id, None)
         if future is None:
             if self._host.loop is not None:
@@ -331,7 +362,9 @@ class Agent:
 
     def _tell(self, events: Sequence[Event]) -> None:
         """Send what the present link asked for, and free the slots of what is over."""
-        told = tuple(event for event in events if event.request_id in self._wanted)
+        told = tuple(
+            self._as_given_back(event) for event in events if event.request_id in self._wanted
+        )
         if told:
             self._link.send(Step(told))
         over = [event.request_id for event in events if isinstance(event, LastEvent)]
@@ -339,8 +372,16 @@ class Agent:
             for request_id in over:
                 self._admission.release(request_id)
                 self._wanted.discard(request_id)
+                self._given_back.discard(request_id)
             self._link.status_changed()
             self._tell_if_idle()
+
+    def _as_given_back(self, event: Event) -> Event:
+        match event:
+            case Finished(request_id, FinishReason.CANCELLED) if request_id in self._given_back:
+                return Busy(request_id)
+            case _:
+                return event
 
     def _tell_if_idle(self) -> None:
         if self._admission.is_idle and not self._preparations:

@@ -9,7 +9,7 @@ outcome as the next event.
 | at rest: what is wanted is served, or cannot be | ``want`` |
 | finding: files are looked for and checked, the old model serves | ``found``, ``not_found`` |
 | awaiting the turn, the old model serves | ``turn`` |
-| draining: nothing new is taken on, what runs comes to its end | ``idle`` |
+| draining: nothing new is taken on, what runs comes to its end, or must go on elsewhere | ``idle`` |
 | loading | ``loaded``, ``unloaded``, ``not_loaded`` |
 | loading again after a pause: memory may have been short for a moment only | ``retry`` |
 | restoring: the new model could not be loaded, so the old one is, again | ``loaded``, ``not_loaded`` |
@@ -37,6 +37,9 @@ LOADS_IN_TURN = 2
 
 PAUSE_IN_TURN = 2.0
 """Seconds between those: a GPU's memory is not free at once."""
+
+LONGEST_DRAIN = 120.0
+"""Seconds that what runs on a model may go on when it is to be replaced."""
 
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 60.0
@@ -104,7 +107,19 @@ class Retry:
     after: float
 
 
-Effect: TypeAlias = Find | StopFinding | Load | Unload | UseTemplate | Retry
+@dataclass(frozen=True, slots=True)
+class LimitDrain:
+    """Call ``drained_long_enough`` after so many seconds, unless ``idle`` had effects before."""
+
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """What still runs must go on elsewhere."""
+
+
+Effect: TypeAlias = Find | StopFinding | LimitDrain | GiveBack | Load | Unload | UseTemplate | Retry
 
 
 class _Phase(enum.Enum):
@@ -123,10 +138,18 @@ _WITHOUT_MODEL = {_Phase.LOADING, _Phase.PAUSING, _Phase.RESTORING}
 
 
 class ModelSwap:
-    def __init__(self, *, own: EngineChoices, pinned: ModelReference | None) -> None:
+    def __init__(
+        self,
+        *,
+        own: EngineChoices,
+        pinned: ModelReference | None,
+        longest_drain: float = LONGEST_DRAIN,
+    ) -> None:
         """``own``: what this agent was told when it was started; it goes before what holds for all.
-        ``pinned``: the model that it was told to run, whatever the others run.
+        ``pinned``: the model that it was told to run, whatever the others run. ``longest_drain``:
+        seconds that what runs may go on when its model is to be replaced.
         """
+        self._longest_drain = longest_drain
         self._own = own
         self._pinned = pinned
         self._phase = _Phase.AT_REST
@@ -222,13 +245,16 @@ class ModelSwap:
             return []
         self._turn = number
         self._phase = _Phase.DRAINING
-        return []
+        return [LimitDrain(self._longest_drain)]
 
     def link_lost(self) -> None:
         """Turns are of one link. What has begun goes on."""
         self.turn_taken = 0
         if self._turn is not None:
             self._turn = 0
+
+    def drained_long_enough(self) -> list[Effect]:
+        return [GiveBack()] if self._phase is _Phase.DRAINING else []
 
     def idle(self) -> list[Effect]:
         """Nothing runs. May be told at any time."""

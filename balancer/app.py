@@ -5,7 +5,7 @@ thin translation between a protocol and the balancer's methods.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,7 +16,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
 from balancer.balancer import Balancer
-from balancer.http import KeyHolders, OwnOrigin
+from balancer.gate import Gate
+from balancer.http import KeyHolders, OwnOrigin, Refused, plain_error
 from balancer.inference import Inference
 from balancer.keys import Keys
 from balancer.management import Management
@@ -24,7 +25,7 @@ from balancer.openai import KEEP_ALIVE, OpenAI, openai_errors
 from balancer.openai_errors import parameters_of
 from balancer.openai_responses import RESPONSES_PARAMETERS
 from balancer.state_store import MemoryStore, StateError, StateStore
-from common.errors import STATUS, ErrorCode, RequestError
+from common.errors import ErrorCode, RequestError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -45,9 +46,11 @@ def create_app(
     inference = Inference(balancer)
     openai = OpenAI(balancer, keep_alive=keep_alive)
     management = Management(balancer, store or MemoryStore())
+    refused = balancer.metrics.refuse
+    plain = partial(_plain_errors, refused=refused)
     return Starlette(
         middleware=[
-            Middleware(OwnOrigin, origins=origins),
+            Middleware(OwnOrigin, origins=origins, refused=refused),
             Middleware(
                 CORSMiddleware,
                 allow_origins=origins,
@@ -57,23 +60,24 @@ def create_app(
                 expose_headers=["x-request-id", "retry-after"],
                 max_age=3600,
             ),
-            *([Middleware(KeyHolders, keys=keys)] if keys is not None else []),
+            Middleware(Gate, limits=balancer.limits, tally=balancer.tally, refused=refused),
+            *([Middleware(KeyHolders, keys=keys, refused=refused)] if keys is not None else []),
         ],
         routes=[
-            Route("/health", _health),
+            Route("/health", management.health),
             Route(
                 "/api/v1/continue_from_conversation_history",
-                _plain_errors(inference.conversation),
+                plain(inference.conversation),
                 methods=["POST"],
             ),
             Route(
                 "/api/v1/continue_from_raw_prompt",
-                _plain_errors(inference.raw_prompt),
+                plain(inference.raw_prompt),
                 methods=["POST"],
             ),
             Route(
                 "/api/v1/generate_embedding_batch",
-                _plain_errors(inference.embeddings),
+                plain(inference.embeddings),
                 methods=["POST"],
             ),
             WebSocketRoute("/api/v1/inference_socket", inference.socket),
@@ -84,33 +88,34 @@ def create_app(
             Route("/api/v1/balancer_desired_state", management.desired_state),
             Route(
                 "/api/v1/balancer_desired_state",
-                _plain_errors(management.put_desired_state),
+                plain(management.put_desired_state),
                 methods=["PUT"],
             ),
             Route("/api/v1/balancer_applicable_state", management.applicable_state),
             Route("/api/v1/agent_overrides", management.agent_overrides),
             Route(
                 "/api/v1/agent_overrides",
-                _plain_errors(management.put_agent_overrides),
+                plain(management.put_agent_overrides),
                 methods=["PUT"],
             ),
             Route(
                 "/api/v1/agent/{agent_id}/chat_template_override",
-                _plain_errors(management.chat_template_override),
+                plain(management.chat_template_override),
             ),
             Route(
                 "/api/v1/agent/{agent_id}/model_metadata",
-                _plain_errors(management.model_metadata),
+                plain(management.model_metadata),
             ),
-            Route("/api/v1/agent/{agent_id}/status", _plain_errors(management.status)),
+            Route("/api/v1/agent/{agent_id}/status", plain(management.status)),
             Route("/metrics", management.metrics),
-            *_openai_routes(openai),
+            *_openai_routes(openai, refused),
         ],
         exception_handlers={404: _unknown, 405: _unknown},
     )
 
 
-def _openai_routes(openai: OpenAI) -> list[Route]:
+def _openai_routes(openai: OpenAI, refused: Refused) -> list[Route]:
+    told = partial(openai_errors, refused=refused)
     endpoints = {
         "chat/completions": (openai.chat, parameters_of("messages")),
         "responses": (openai.responses, RESPONSES_PARAMETERS),
@@ -123,10 +128,10 @@ def _openai_routes(openai: OpenAI) -> list[Route]:
         "detokenize": (openai.detokenize, parameters_of("tokens")),
     }
     return [
-        Route("/v1/models", openai_errors(openai.models)),
-        Route("/v1/models/{model:path}", openai_errors(openai.model)),
+        Route("/v1/models", told(openai.models)),
+        Route("/v1/models/{model:path}", told(openai.model)),
         *(
-            Route(f"/v1/{path}", openai_errors(endpoint, parameters), methods=["POST"])
+            Route(f"/v1/{path}", told(endpoint, parameters), methods=["POST"])
             for path, (endpoint, parameters) in endpoints.items()
         ),
     ]
@@ -142,11 +147,7 @@ async def _unknown(request: Request, error: Exception) -> Response:
     return PlainTextResponse(error.detail, error.status_code, error.headers)
 
 
-async def _health(_request: Request) -> Response:
-    return PlainTextResponse("OK")
-
-
-def _plain_errors(endpoint: Endpoint) -> Endpoint:
+def _plain_errors(endpoint: Endpoint, refused: Refused) -> Endpoint:
     """Errors before a stream begins are plain text with the fitting status."""
 
     @wraps(endpoint)
@@ -154,7 +155,8 @@ def _plain_errors(endpoint: Endpoint) -> Endpoint:
         try:
             return await endpoint(request)
         except RequestError as error:
-            return PlainTextResponse(f"{error.message}\n", status_code=STATUS[error.code])
+            refused(error)
+            return plain_error(error)
         except StateError as error:
             return PlainTextResponse(f"{error}\n", status_code=500)
         except ClientDisconnect:

@@ -8,18 +8,21 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 from balancer.buffer import Buffer
 from balancer.desired_state import BalancerDesiredState, InferenceParameters, agent_state
 from balancer.dispatcher import Abandon, Dispatch, Dispatcher, Effect, Reject, Rejection
 from balancer.exchange import Changes, Exchange, Timing, Told
-from balancer.metrics import AgentGauges, Gauges, Metrics
+from balancer.limits import MOST_CONSULTATIONS, Limit, LimitError, Limits, Tally
+from balancer.metrics import AgentGauges, Gauges, LimitGauge, Metrics
+from balancer.progress import Progress
 from balancer.rollout import GiveTurn, Rollout
 from balancer.state_store import StoredState
 from balancer.terms import ANY, Terms
+from balancer.watch import LOOK_INTERVAL, Watch
 from common.errors import ErrorCode, RequestError
 from common.ids import AgentId, RequestId
 from common.messages import (
@@ -47,15 +50,16 @@ from common.models import names
 log = logging.getLogger(__name__)
 
 
-MOST_CONSULTATIONS = 64
-"""At once, of all agents."""
-
 LOST_MODEL_PATIENCE = 60.0
 """Seconds that a model stays known when the agent is lost that served it: it may come back."""
 
 SHUTTING_DOWN = "the balancer is shutting down"
 
 NOT_DESCRIBED = Described(metadata=None, chat_template_override=None)
+
+
+Answer: TypeAlias = Tokenized | Detokenized | Failed
+"""To a consultation."""
 
 
 @dataclass(slots=True)
@@ -65,6 +69,8 @@ class LinkedAgent:
     labels: tuple[str, ...]
     status: Status
     send: Callable[[bytes], None]
+    drop: Callable[[str], None]
+    watch: Watch = field(default_factory=Watch)
     description: Described = NOT_DESCRIBED
 
     def serves(self, model: str | None) -> bool:
@@ -94,6 +100,9 @@ class _Request:
     dispatched: float | None = None
     started: float | None = None
     """When its first event came that is for the client."""
+    progress: Progress = field(default_factory=Progress)
+    is_under_way: bool = False
+    """The agent that has it has told something of it."""
 
 
 def _plainness(name: str) -> tuple[bool, int, str]:
@@ -105,16 +114,27 @@ def new_id() -> RequestId:
 
 
 class Balancer:
-    def __init__(self, *, buffer_capacity: int, patience: float) -> None:
-        """``buffer_capacity``: requests that may wait; ``patience``: seconds that each may wait.
+    def __init__(
+        self, *, buffer_capacity: int, patience: float, limits: Limits | None = None
+    ) -> None:
+        """``buffer_capacity``: requests that may wait; ``patience``: seconds that each may wait;
+        ``limits``: all other bounds.
 
         Must be made inside a running asyncio loop.
         """
-        self._dispatcher = Dispatcher(Buffer(capacity=buffer_capacity, patience=patience))
+        self.limits = limits or Limits()
+        self.tally = Tally(self.limits)
+        self._buffer_capacity = buffer_capacity
+        buffer = Buffer(
+            capacity=buffer_capacity, patience=patience, most_bytes=self.limits.buffered_bytes
+        )
+        self._dispatcher = Dispatcher(buffer)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._agents: dict[AgentId, LinkedAgent] = {}
         self._requests: dict[RequestId, _Request] = {}
+        self.accepts = True
+        """False: new requests are told that this balancer ends."""
         self.closed = asyncio.Event()
         self.changes = Changes()
         self.metrics = Metrics(self._gauges)
@@ -123,9 +143,12 @@ class Balancer:
         self._lost_models: dict[str, float] = {}
         """Names of what agents served that were lost, and until when requests for it may wait."""
         self._consultations: dict[RequestId, tuple[AgentId, Exchange]] = {}
+        self._abandoned: dict[RequestId, tuple[AgentId, float]] = {}
+        """Nobody waits for them, but their slots are bound yet: where, and since when."""
         self._stored = StoredState(balancer_desired_state=BalancerDesiredState.defaults())
         self.mode_changes = Changes()
         """Of whether tokens are generated at all."""
+        self._loop.call_later(LOOK_INTERVAL, self._look)
 
     # What clients do
 
@@ -143,11 +166,12 @@ class Balancer:
         exchange = exchange or Exchange()
         now = self._loop.time()
         request = self._requests[request_id] = _Request(frame, exchange, arrived=monotonic())
-        if self.closed.is_set():
+        if not self.accepts:
             self._refuse_because_closed(request_id)
             return exchange
         if terms.deadline is not None:
             request.limit = self._loop.call_at(now + terms.deadline, self._give_up, request_id)
+        terms = replace(terms, size=len(frame))
         self._carry_out(self._dispatcher.submit(request_id, terms, now=now))
         return exchange
 
@@ -196,7 +220,9 @@ class Balancer:
 
     def cancel(self, request_id: RequestId) -> None:
         """The client has gone; nothing if the request is over already."""
-        self._consultations.pop(request_id, None)
+        consultation = self._consultations.pop(request_id, None)
+        if consultation is not None:
+            self._agents[consultation[0]].send(encode(Cancel(request_id)))
         request = self._requests.pop(request_id, None)
         if request is not None:
             if request.limit is not None:
@@ -207,17 +233,21 @@ class Balancer:
 
     def consult(self, request_id: RequestId, frame: bytes, model: str | None) -> Exchange:
         """Ask an agent for what only takes its model's vocabulary, and no slot. ``frame``: an encoded
-        ``Tokenize`` or ``Detokenize``. Read the exchange to its end, or ``cancel``.
+        ``Tokenize`` or ``Detokenize``. Read the exchange to its end, or ``cancel``. Raises
+        ``LimitError``.
         """
         exchange = Exchange()
         agent = next((a for a in self._agents.values() if a.serves(model)), None)
-        if self.closed.is_set():
+        if not self.accepts:
             failed = Failed(request_id, ErrorCode.SHUTTING_DOWN, SHUTTING_DOWN)
         elif agent is None:
             failed = Failed(request_id, ErrorCode.NO_AGENTS, "no agent serves a model now")
         elif len(self._consultations) >= MOST_CONSULTATIONS:
-            message = "too many texts are being tokenized already"
-            failed = Failed(request_id, ErrorCode.BUFFER_FULL, message)
+            raise LimitError(
+                Limit.CONSULTATIONS,
+                ErrorCode.BUFFER_FULL,
+                "too many texts are being tokenized already",
+            )
         else:
             self._consultations[request_id] = (agent.agent_id, exchange)
             agent.send(frame)
@@ -227,15 +257,16 @@ class Balancer:
 
     # What agents do
 
-    def join(self, frame: Join, send: Callable[[bytes], None]) -> None:
-        """A link has been made. ``send`` hands an encoded frame to it and never waits.
+    def join(self, frame: Join, send: Callable[[bytes], None], drop: Callable[[str], None]) -> None:
+        """A link has been made. ``send`` hands an encoded frame to it and never waits; ``drop`` ends
+        it, for the reason that is given, when the agent has been made to leave already.
 
         An agent that is here already has a new link before we noticed the loss of the old one.
         """
         if frame.agent_id in self._agents:
             self.leave(frame.agent_id)
         log.info("agent_id=%s name=%s joined", frame.agent_id, frame.name)
-        agent = LinkedAgent(frame.agent_id, frame.name, frame.labels, frame.status, send)
+        agent = LinkedAgent(frame.agent_id, frame.name, frame.labels, frame.status, send, drop)
         self._agents[frame.agent_id] = agent
         self._tell_state(agent)
         self._dispatcher.join(frame.agent_id)
@@ -243,6 +274,7 @@ class Balancer:
 
     def report(self, agent_id: AgentId, status: Status) -> None:
         agent = self._agents[agent_id]
+        agent.watch.heard()
         if status.version > agent.status.version:
             agent.status = status
             self._report(agent_id, status)
@@ -252,9 +284,11 @@ class Balancer:
 
     def happened(self, agent_id: AgentId, events: Iterable[Event]) -> None:
         """What one pass of an agent brought forth."""
+        self._agents[agent_id].watch.heard()
         for event in events:
-            if event.request_id in self._consultations:
-                self._answer(event)
+            if asked := self._consultations.get(event.request_id):
+                if asked[0] == agent_id and isinstance(event, Answer):
+                    self._answer(event)
             # An event of a request that has moved on since is out of date.
             elif self._dispatcher.serves(agent_id, event.request_id):
                 self._happened(self._agents[agent_id], event)
@@ -273,9 +307,12 @@ class Balancer:
         for request_id, (asked, _) in tuple(self._consultations.items()):
             if asked == agent_id:
                 self._answer(Failed(request_id, ErrorCode.AGENT_LOST, "the agent was lost"))
+        self._abandoned = {r: asked for r, asked in self._abandoned.items() if asked[0] != agent_id}
         # Nobody waited if another slot was free, so what is dispatched now is what was put back.
         before = self._dispatcher.buffered
-        effects = self._dispatcher.leave(agent_id, now=self._loop.time())
+        effects = self._dispatcher.leave(
+            agent_id, in_order=agent.status.leaving, now=self._loop.time()
+        )
         self.metrics.requeued.labels("agent_lost").inc(
             max(0, self._dispatcher.buffered - before)
             + sum(isinstance(effect, Dispatch) for effect in effects)
@@ -288,6 +325,18 @@ class Balancer:
                 agent_id,
             )
         self._carry_out(effects)
+
+    def _look(self) -> None:
+        """Is there an agent that has come to a stop?"""
+        for agent_id, agent in tuple(self._agents.items()):
+            reason = agent.watch.look(agent.status, bound=self._dispatcher.bound(agent_id))
+            if reason is not None:
+                log.warning("agent_id=%s name=%s is given up: %s", agent_id, agent.name, reason)
+                self.metrics.given_up.inc()
+                self.leave(agent_id)
+                agent.drop(reason)
+        if not self.closed.is_set():
+            self._loop.call_later(LOOK_INTERVAL, self._look)
 
     # What the operator wants
 
@@ -335,8 +384,21 @@ class Balancer:
     def buffered(self) -> int:
         return self._dispatcher.buffered
 
+    async def drain(self) -> None:
+        """Take nothing new, tell those that wait for a slot that this balancer ends, and return when all
+        that runs is over.
+        """
+        self.accepts = False
+        for request_id, request in tuple(self._requests.items()):
+            if request.dispatched is None:
+                self._carry_out(self._dispatcher.cancel(request_id))
+                self._refuse_because_closed(request_id)
+        while self._requests:
+            await self.changes.after(self.changes.count)
+
     def close(self) -> None:
         """Tell every client that this balancer ends; new requests are told the same at once."""
+        self.accepts = False
         self.closed.set()
         self.changes.notify()
         for request_id in tuple(self._consultations):
@@ -365,6 +427,7 @@ class Balancer:
                 draining=status.draining,
                 swapping=status.swapping,
                 models=frozenset(status.model_names),
+                fingerprint=status.fingerprint,
                 now=self._loop.time(),
             )
         )
@@ -395,20 +458,29 @@ class Balancer:
                     self._pass_on(request, agent, event)
             case Busy():
                 log.info("request_id=%s agent_id=%s refused", request_id, agent.agent_id)
-                self.metrics.requeued.labels("busy").inc()
-                self._carry_out(self._dispatcher.refuse(request_id))
+                request = self._requests.get(request_id)
+                has_begun = request is not None and request.started is not None
+                self.metrics.requeued.labels("given_back" if has_begun else "busy").inc()
+                self._freed(request_id)
+                self._carry_out(self._dispatcher.refuse(request_id, now=self._loop.time()))
             case Tokenized() | Detokenized():
                 pass  # nobody waits for it any longer
             case Finished() | Failed():
                 request = self._requests.pop(request_id, None)
                 if request is not None:
                     self._end(request, agent.name, event)
+                self._freed(request_id)
                 self._carry_out(self._dispatcher.finish(request_id))
             case _:
                 assert_never(event)
 
-    def _answer(self, event: Event) -> None:
-        """To a consultation."""
+    def _freed(self, request_id: RequestId) -> None:
+        """Its agent has said so."""
+        if request_id in self._abandoned:
+            _, since = self._abandoned.pop(request_id)
+            self.metrics.cancel.observe(monotonic() - since)
+
+    def _answer(self, event: Answer) -> None:
         _, exchange = self._consultations.pop(event.request_id)
         exchange.put(Told(None, event))
 
@@ -418,16 +490,21 @@ class Balancer:
         agent: LinkedAgent,
         event: TokenGenerated | ToolCallsEnded | Embedded | DocumentTooLong | DocumentFailed,
     ) -> None:
+        if not request.is_under_way:
+            request.is_under_way = True
+            self._dispatcher.start(event.request_id)
         if request.started is None:
             request.started = monotonic()
-            self._dispatcher.start(event.request_id)
             if isinstance(event, TokenGenerated):
                 self.metrics.first_token.observe(request.started - request.arrived)
         if isinstance(event, TokenGenerated):
             self.metrics.tokens.inc()
-        if not request.exchange.is_full:
+        limit = request.exchange.limit_reached
+        if limit is None:
+            request.progress.note(event)
             request.exchange.put(Told(agent.name, event))
             return
+        self.metrics.reach(limit)
         del self._requests[event.request_id]
         slow = Failed(
             event.request_id, ErrorCode.SLOW_CLIENT, "the answer was not read; it has been given up"
@@ -438,12 +515,16 @@ class Balancer:
     def _end(self, request: _Request, name: str | None, event: Finished | Failed) -> None:
         """The client's last event. The request must have left ``_requests``."""
         match event:
-            case Finished(reason=reason, usage=usage):
+            case Finished(reason=reason):
+                event = request.progress.finished(event)
+                usage = event.usage
                 outcome = str(reason)
                 self.metrics.prompt_tokens.inc(usage.prompt_tokens)
                 self.metrics.cached_prompt_tokens.inc(usage.cached_prompt_tokens)
             case Failed(code=code):
                 outcome = str(code)
+                if request.started is None:
+                    self.metrics.refuse_request(code)
         if request.limit is not None:
             request.limit.cancel()
         self.metrics.requests.labels(outcome).inc()
@@ -477,8 +558,12 @@ class Balancer:
                         request.dispatched = monotonic()
                         self.metrics.wait.observe(request.dispatched - request.arrived)
                     log.info("request_id=%s agent_id=%s dispatched", request_id, agent_id)
-                    self._agents[agent_id].send(request.frame)
+                    request.is_under_way = False
+                    if not request.progress.is_nothing:
+                        self.metrics.resumed.inc()
+                    self._agents[agent_id].send(request.progress.rest(request.frame))
                 case Abandon(request_id, agent_id):
+                    self._abandoned[request_id] = (agent_id, monotonic())
                     self._agents[agent_id].send(encode(Cancel(request_id)))
                 case Reject(request_id, reason):
                     self._end(self._requests.pop(request_id), None, self._rejected(effect, reason))
@@ -490,12 +575,22 @@ class Balancer:
     def _rejected(self, effect: Reject, reason: Rejection) -> Failed:
         match reason:
             case Rejection.BUFFER_FULL:
+                code = ErrorCode.BUFFER_FULL
                 message = "too many requests are waiting for a slot already"
+                self.metrics.reach(Limit.BUFFERED_REQUESTS)
+            case Rejection.BUFFER_BYTES_FULL:
+                code = ErrorCode.BUFFER_FULL
+                message = "the requests that wait for a slot have too many bytes already"
+                self.metrics.reach(Limit.BUFFERED_BYTES)
             case Rejection.BUFFER_TIMEOUT:
+                code = ErrorCode.BUFFER_TIMEOUT
                 message = "no slot became free in time"
             case Rejection.AGENT_LOST:
-                message = "the agent that served this request was lost"
-        return Failed(effect.request_id, ErrorCode(reason), message)
+                code = ErrorCode.AGENT_LOST
+                message = (
+                    "the agent that served this request was lost, and no other went on with it"
+                )
+        return Failed(effect.request_id, code, message)
 
     def _arm(self) -> None:
         """Have ``expire`` called at the next deadline, if there is one."""
@@ -525,4 +620,27 @@ class Balancer:
                 )
                 for agent in self.agents
             ],
+            abandoned=len(self._abandoned),
+            limits=[LimitGauge(limit, self._most(limit), self._used(limit)) for limit in Limit],
         )
+
+    def _most(self, limit: Limit) -> int | None:
+        match limit:
+            case Limit.BUFFERED_REQUESTS:
+                return self._buffer_capacity
+            case Limit.PROMPT_TOKENS:
+                return self.desired_state.inference_parameters.context_size
+            case _:
+                return self.limits.most(limit)
+
+    def _used(self, limit: Limit) -> int | None:
+        """None: it is not a sum."""
+        match limit:
+            case Limit.BUFFERED_REQUESTS:
+                return self._dispatcher.buffered
+            case Limit.BUFFERED_BYTES:
+                return self._dispatcher.buffered_bytes
+            case Limit.CONSULTATIONS:
+                return len(self._consultations)
+            case _:
+                return self.tally.used(limit)

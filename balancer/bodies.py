@@ -9,7 +9,8 @@ from typing import Annotated, TypeAlias, TypeVar
 
 from pydantic import Field
 
-from common.errors import ErrorCode, RequestError
+from balancer.limits import MOST_KEYS, Limit, LimitError
+from common.errors import ErrorCode
 
 ItemT = TypeVar("ItemT")
 
@@ -19,15 +20,14 @@ Items: TypeAlias = Annotated[list[ItemT], Field(fail_fast=True)]
 Row: TypeAlias = Annotated[tuple[ItemT, ...], Field(fail_fast=True)]
 """The same as a tuple."""
 
-MOST_KEYS = 50_000
-"""Of all objects in a body together."""
-
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
 
 def check_size(body: bytes) -> None:
-    """Raises ``RequestError`` if it has more keys than can be checked while others wait."""
+    """Raises ``LimitError`` if it has more keys than can be checked while others wait."""
     if body.count(b":") > MOST_KEYS and _STRING.sub(b"", body).count(b":") > MOST_KEYS:
-        raise RequestError(
-            ErrorCode.BODY_TOO_LARGE, f"the body has more than {MOST_KEYS} keys in its objects"
+        raise LimitError(
+            Limit.BODY_KEYS,
+            ErrorCode.BODY_TOO_LARGE,
+            f"the body has more than {MOST_KEYS} keys in its objects",
         )

@@ -1,4 +1,4 @@
-"""Requests that wait for a slot: bounded in number, each with a deadline; inside a priority class
+"""Requests that wait for a slot: bounded in number and bytes, each with a deadline; inside a priority class
 first in, first out.
 
 No I/O here: ``now`` is an argument, in seconds of a clock that only goes forward.
@@ -7,6 +7,7 @@ No I/O here: ``now`` is an argument, in seconds of a clock that only goes forwar
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from balancer.terms import Priority, Terms
 from common.ids import RequestId
@@ -15,14 +16,27 @@ from common.ids import RequestId
 @dataclass(slots=True)
 class Waiting:
     request_id: RequestId
+    arrival: int
+    """Those that came later have larger numbers."""
     terms: Terms
     deadline: float
+    kin: str | None = None
+    """Its answer has begun: only an agent of this fingerprint can go on with it."""
+    losses: int = 0
+    """Agents that were lost with it in a row, before it got any further."""
+    moves: int = 0
+    """How often it was taken from its agent."""
 
 
 class Buffer:
-    def __init__(self, *, capacity: int, patience: float) -> None:
-        """``capacity``: how many may wait (0: none). ``patience``: seconds that each may wait."""
+    def __init__(self, *, capacity: int, patience: float, most_bytes: int | None = None) -> None:
+        """``capacity``: how many may wait (0: none). ``patience``: seconds that each may wait.
+        ``most_bytes``: of all together; None: any.
+        """
         self.capacity = capacity
+        self.most_bytes = most_bytes
+        self.bytes = 0
+        """Of all that wait."""
         self.patience = patience
         self._classes = {priority: OrderedDict[RequestId, Waiting]() for priority in Priority}
 
@@ -38,21 +52,31 @@ class Buffer:
     def is_full(self) -> bool:
         return len(self) >= self.capacity
 
+    def has_room_for(self, terms: Terms) -> bool:
+        """In bytes."""
+        return self.most_bytes is None or self.bytes + terms.size <= self.most_bytes
+
     @property
     def next_deadline(self) -> float | None:
         return min((waiting.deadline for waiting in self), default=None)
 
-    def push(self, request_id: RequestId, terms: Terms, *, deadline: float) -> None:
+    def push(self, waiting: Waiting) -> None:
         assert not self.is_full, "ask first"
-        self._classes[terms.priority][request_id] = Waiting(request_id, terms, deadline)
+        assert self.has_room_for(waiting.terms), "ask first"
+        self.bytes += waiting.terms.size
+        self._classes[waiting.terms.priority][waiting.request_id] = waiting
 
-    def push_back(self, request_id: RequestId, terms: Terms, *, deadline: float) -> None:
-        """Put a request that had its turn already at the head of its class, even if the buffer is
-        full: it was accepted once and is not turned away now.
+    def push_back(self, waiting: Waiting) -> None:
+        """Put a request that had its turn already before those of its class that came later, which is
+        nearly always at the head, even if the buffer is full: it was accepted once and is not turned
+        away now.
         """
-        waiting = self._classes[terms.priority]
-        waiting[request_id] = Waiting(request_id, terms, deadline)
-        waiting.move_to_end(request_id, last=False)
+        self.bytes += waiting.terms.size
+        others = self._classes[waiting.terms.priority]
+        earlier = list(takewhile(lambda each: each.arrival < waiting.arrival, others.values()))
+        others[waiting.request_id] = waiting
+        for each in reversed([*earlier, waiting]):
+            others.move_to_end(each.request_id, last=False)
 
     def set_deadlines(self, deadline: float) -> None:
         """Of all that have none of their own."""
@@ -62,11 +86,15 @@ class Buffer:
 
     def discard(self, request_id: RequestId) -> bool:
         """Remove the request; False if it does not wait here."""
-        return any(waiting.pop(request_id, None) is not None for waiting in self._classes.values())
+        for waiting in self._classes.values():
+            if found := waiting.pop(request_id, None):
+                self.bytes -= found.terms.size
+                return True
+        return False
 
-    def expire(self, *, now: float) -> list[RequestId]:
+    def expire(self, *, now: float) -> list[Waiting]:
         """Remove and return the requests whose deadline has come, in their order."""
-        expired = [waiting.request_id for waiting in self if waiting.deadline <= now]
-        for request_id in expired:
-            self.discard(request_id)
+        expired = [waiting for waiting in self if waiting.deadline <= now]
+        for waiting in expired:
+            self.discard(waiting.request_id)
         return expired

@@ -7,6 +7,7 @@ There is no I/O here, no clock (``now`` is an argument) and no lock: one task ow
 |---|---|---|
 | buffered | ``_buffer`` | ``Dispatch``; ``cancel``; ``expire`` -> ``Reject`` |
 | dispatched | ``_bound``, and its slot in ``_pool`` | ``finish``; ``refuse`` or ``leave`` -> buffered, or ``Reject`` |
+| begun: its client has been told of it | as dispatched, with ``kin``: no other agent can go on with it | the same |
 | abandoned (its client has gone) | as dispatched, with ``abandoned`` set | ``finish``, ``refuse``, ``leave``: silently |
 | over | nowhere | |
 
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from balancer.buffer import Buffer
+from balancer.buffer import Buffer, Waiting
 from balancer.policy import Policy, least_busy
 from balancer.pool import Agent, AgentPool
 from balancer.terms import ANY, Terms
@@ -30,11 +31,17 @@ LONGEST_SWAP = 600.0
 """Seconds that requests wait while an agent changes its model, whatever their patience."""
 
 MOST_LOSSES = 2
-"""How many agents a request may lose before it is rejected: it could be what kills them."""
+"""How many agents a request may lose in a row, without getting any further, before it is rejected: it
+could be what kills them.
+"""
+
+MOST_MOVES = 8
+"""How often it may go on elsewhere, also because agents drained: each time its prompt is fed anew."""
 
 
 class Rejection(enum.StrEnum):
     BUFFER_FULL = "buffer_full"
+    BUFFER_BYTES_FULL = "buffer_bytes_full"
     BUFFER_TIMEOUT = "buffer_timeout"
     AGENT_LOST = "agent_lost"
 
@@ -65,11 +72,8 @@ Effect: TypeAlias = Dispatch | Abandon | Reject
 @dataclass(slots=True)
 class _Binding:
     agent_id: AgentId
-    terms: Terms
-    deadline: float
-    """For the buffer, should the agent refuse."""
-    losses: int = 0
-    started: bool = False
+    request: Waiting
+    """As it waited, and will again should the agent refuse."""
     abandoned: bool = False
 
 
@@ -79,13 +83,17 @@ class Dispatcher:
         self._policy = policy
         self._pool = AgentPool()
         self._bound: dict[RequestId, _Binding] = {}
-        self._losses: dict[RequestId, int] = {}  # of buffered requests that lost agents before
+        self._arrivals = 0
         self._swapping_since: float | None = None
         """Since when agents change their models; None: nobody does."""
 
     @property
     def buffered(self) -> int:
         return len(self._buffer)
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._buffer.bytes
 
     @property
     def next_deadline(self) -> float | None:
@@ -103,19 +111,25 @@ class Dispatcher:
 
     def submit(self, request_id: RequestId, terms: Terms = ANY, *, now: float) -> list[Effect]:
         """A new request: dispatched at once, buffered (no effect), or rejected."""
-        deadline = self._deadline(terms, now)
+        self._arrivals += 1
+        request = Waiting(request_id, self._arrivals, terms, self._deadline(terms, now))
         # Nobody waits for what is available: see _drain.
         if available := self._pool.available(terms.model):
-            return [self._dispatch(request_id, terms, available, deadline=deadline)]
+            return [self._dispatch(request, available)]
         if self._buffer.is_full:
             return [Reject(request_id, Rejection.BUFFER_FULL)]
-        self._buffer.push(request_id, terms, deadline=deadline)
+        if not self._buffer.has_room_for(terms):
+            return [Reject(request_id, Rejection.BUFFER_BYTES_FULL)]
+        self._buffer.push(request)
         return []
 
     def start(self, request_id: RequestId) -> None:
-        """Its first text has gone to the client: from now on it cannot begin anew elsewhere."""
+        """Its client has been told of it: from now on it cannot begin anew, only go on elsewhere. To be
+        called for each agent that it is bound to, since it gets further there.
+        """
         if binding := self._bound.get(request_id):
-            binding.started = True
+            binding.request.kin = self._pool.fingerprint(binding.agent_id)
+            binding.request.losses = 0
 
     def finish(self, request_id: RequestId) -> list[Effect]:
         """The agent is done with the request, so its slot is free."""
@@ -125,10 +139,11 @@ class Dispatcher:
         self._pool.release(binding.agent_id, request_id)
         return self._drain()
 
-    def refuse(self, request_id: RequestId) -> list[Effect]:
+    def refuse(self, request_id: RequestId, *, now: float) -> list[Effect]:
         """The agent was busy: back to the head of the buffer, with the deadline it had.
 
-        An agent that refuses what it had begun contradicts itself: that request is rejected.
+        If it had begun, the agent gives it back since it must let go of it: then with new patience,
+        and rejected if it has moved too often.
         """
         binding = self._bound.pop(request_id, None)
         if binding is None:
@@ -136,15 +151,16 @@ class Dispatcher:
         self._pool.refuse(binding.agent_id, request_id)
         if binding.abandoned:
             return self._drain()
-        if binding.started:
-            return [Reject(request_id, Rejection.AGENT_LOST), *self._drain()]
-        self._put_back(request_id, binding)
+        request = binding.request
+        if request.kin is not None:
+            request.moves += 1
+            return [*self._move(request, now), *self._drain()]
+        self._put_back(request)
         return self._drain()
 
     def cancel(self, request_id: RequestId) -> list[Effect]:
         """The client has gone, wherever the request is. Nothing more will be said of it."""
         if self._buffer.discard(request_id):
-            self._losses.pop(request_id, None)
             return []
         binding = self._bound.get(request_id)
         if binding is None or binding.abandoned:
@@ -164,43 +180,48 @@ class Dispatcher:
         draining: bool = False,
         swapping: bool = False,
         models: frozenset[str] = frozenset(),
+        fingerprint: str = "",
         now: float,
     ) -> list[Effect]:
         self._pool.report(
-            agent_id, slots=slots, draining=draining, swapping=swapping, models=models
+            agent_id,
+            slots=slots,
+            draining=draining,
+            swapping=swapping,
+            models=models,
+            fingerprint=fingerprint,
         )
         self._watch_swaps(now)
         return self._drain()
 
-    def leave(self, agent_id: AgentId, *, now: float) -> list[Effect]:
-        """The agent is lost, and so is all that it was doing.
+    def leave(self, agent_id: AgentId, *, in_order: bool = False, now: float) -> list[Effect]:
+        """The agent is lost, and so is all that it was doing. ``in_order``: it was asked to go, so
+        that no request can be to blame for it.
 
         1. Abandoned: nobody waits for it.
-        2. Not started, and not too often lost: to the head of the buffer, in its old order, with
-           new patience. Its client notices only time.
+        2. Not too often lost or moved: to the head of the buffer, in its old order, with new
+           patience. Its client notices only time.
         3. Else: rejected.
         """
         lost = self._pool.leave(agent_id).bound
         effects: list[Effect] = []
         for request_id in reversed([r for r in self._bound if r in lost]):
             binding = self._bound.pop(request_id)
-            binding.losses += 1
-            if binding.abandoned:
-                continue
-            if not binding.started and binding.losses <= MOST_LOSSES:
-                if binding.terms.deadline is None:
-                    binding.deadline = now + self._buffer.patience
-                self._put_back(request_id, binding)
-            else:
-                effects.append(Reject(request_id, Rejection.AGENT_LOST))
+            if not binding.abandoned:
+                binding.request.moves += 1
+                binding.request.losses += not in_order
+                effects += self._move(binding.request, now)
         self._watch_swaps(now)
         return [*reversed(effects), *self._drain()]
 
     def expire(self, *, now: float) -> list[Effect]:
-        expired = self._buffer.expire(now=now)
-        for request_id in expired:
-            self._losses.pop(request_id, None)
-        return [Reject(request_id, Rejection.BUFFER_TIMEOUT) for request_id in expired]
+        return [
+            Reject(
+                request.request_id,
+                Rejection.BUFFER_TIMEOUT if request.kin is None else Rejection.AGENT_LOST,
+            )
+            for request in self._buffer.expire(now=now)
+        ]
 
     def _deadline(self, terms: Terms, now: float) -> float:
         """Of one that begins to wait now."""
@@ -221,35 +242,34 @@ class Dispatcher:
             self._swapping_since = now
             self._buffer.set_deadlines(now + LONGEST_SWAP)
 
-    def _put_back(self, request_id: RequestId, binding: _Binding) -> None:
-        deadline = binding.deadline
-        if binding.terms.deadline is None and self._swapping_since is not None:
-            deadline = self._swapping_since + LONGEST_SWAP
-        self._buffer.push_back(request_id, binding.terms, deadline=deadline)
-        if binding.losses:
-            self._losses[request_id] = binding.losses
+    def _move(self, request: Waiting, now: float) -> list[Effect]:
+        """It was taken from its agent: to go on, or begin, elsewhere."""
+        if request.losses > MOST_LOSSES or request.moves > MOST_MOVES or request.kin == "":
+            return [Reject(request.request_id, Rejection.AGENT_LOST)]
+        if request.terms.deadline is None:
+            request.deadline = now + self._buffer.patience
+        self._put_back(request)
+        return []
+
+    def _put_back(self, request: Waiting) -> None:
+        if request.terms.deadline is None and self._swapping_since is not None:
+            request.deadline = self._swapping_since + LONGEST_SWAP
+        self._buffer.push_back(request)
 
     def _drain(self) -> list[Effect]:
         effects: list[Effect] = []
         if not self._pool.available(None):
             return effects
         for waiting in tuple(self._buffer):
-            if available := self._pool.available(waiting.terms.model):
+            if available := self._pool.available(waiting.terms.model, waiting.kin):
                 self._buffer.discard(waiting.request_id)
-                effects.append(
-                    self._dispatch(
-                        waiting.request_id, waiting.terms, available, deadline=waiting.deadline
-                    )
-                )
-            elif waiting.terms.model is None:
+                effects.append(self._dispatch(waiting, available))
+            elif waiting.terms.model is None and waiting.kin is None:
                 break  # nobody has a free slot
         return effects
 
-    def _dispatch(
-        self, request_id: RequestId, terms: Terms, available: Sequence[Agent], *, deadline: float
-    ) -> Dispatch:
+    def _dispatch(self, request: Waiting, available: Sequence[Agent]) -> Dispatch:
         agent = self._policy(available)
-        self._pool.bind(agent.agent_id, request_id)
-        losses = self._losses.pop(request_id, 0)
-        self._bound[request_id] = _Binding(agent.agent_id, terms, deadline, losses)
-        return Dispatch(request_id, agent.agent_id)
+        self._pool.bind(agent.agent_id, request.request_id)
+        self._bound[request.request_id] = _Binding(agent.agent_id, request)
+        return Dispatch(request.request_id, agent.agent_id)

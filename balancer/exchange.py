@@ -8,13 +8,8 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
+from balancer.limits import MOST_UNREAD_BYTES, MOST_UNREAD_EVENTS, Limit
 from common.messages import Embedded, Event, LastEvent
-
-MOST_WAITING = 1024
-"""Events of an answer that one client may leave unread before it is given up."""
-
-MOST_WAITING_BYTES = 64 * 2**20
-"""The same of vectors, of which one event may carry thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +55,7 @@ class Exchange:
         self._waiting_bytes = 0
         self._arrived = asyncio.Event()
         self._open = answers
-        self._most_waiting = answers * MOST_WAITING
+        self._most_waiting = answers * MOST_UNREAD_EVENTS
 
     @property
     def is_empty(self) -> bool:
@@ -68,8 +63,15 @@ class Exchange:
         return not self._waiting
 
     @property
+    def limit_reached(self) -> Limit | None:
+        """Why no more fits; None: it does."""
+        if len(self._waiting) >= self._most_waiting:
+            return Limit.UNREAD_EVENTS
+        return Limit.UNREAD_BYTES if self._waiting_bytes >= MOST_UNREAD_BYTES else None
+
+    @property
     def is_full(self) -> bool:
-        return len(self._waiting) >= self._most_waiting or self._waiting_bytes >= MOST_WAITING_BYTES
+        return self.limit_reached is not None
 
     def put(self, told: Told) -> None:
         """Hand over. The last event always fits; ask ``is_full`` before any other."""

@@ -15,24 +15,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from balancer.keys import Keys
-from balancer.openai_errors import refusal
+from balancer.openai_errors import RETRY_AFTER, refusal
 from common.errors import STATUS, ErrorCode, RequestError
 
 T = TypeVar("T")
 
-MAX_BODY_BYTES = 8 * 2**20
-"""Of an HTTP body or a websocket message; it must leave room in a frame of the agent link."""
+Refused = Callable[[RequestError], None]
+"""Is told of all that is refused, so that it is counted."""
 
 
 async def read_body(request: Request) -> bytes:
-    """Raises ``RequestError`` as soon as it is too large."""
+    """Raises ``LimitError`` as soon as it is too large: see ``gate``."""
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise RequestError(
-                ErrorCode.BODY_TOO_LARGE, f"the body is larger than {MAX_BODY_BYTES} bytes"
-            )
     return bytes(body)
 
 
@@ -78,19 +74,18 @@ class OwnOrigin:
     one too; it only adds where the page came from. Clients that are no browsers say nothing.
     """
 
-    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, origins: Collection[str], refused: Refused) -> None:
         self._app = app
         self._origins = origins
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in {"http", "websocket"} and not self._is_welcome(Headers(scope=scope)):
-            if scope["type"] == "websocket":
-                await WebSocketClose(1008, "this page's origin is not allowed here")(
-                    scope, receive, send
-                )
-            else:
-                answer = PlainTextResponse("this page's origin is not allowed here\n", 403)
-                await answer(scope, receive, send)
+            error = RequestError(
+                ErrorCode.ORIGIN_NOT_ALLOWED, "this page's origin is not allowed here"
+            )
+            self._refused(error)
+            await turn_away(error, scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -107,6 +102,32 @@ class OwnOrigin:
         return page.netloc == headers.get("host") and (host == "localhost" or _is_address(host))
 
 
+async def turn_away(
+    error: RequestError,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """Answer before any route has, in the words of the protocol that the path stands for."""
+    if scope["type"] == "websocket":
+        await WebSocketClose(1008, error.message)(scope, receive, send)
+    elif scope["path"].startswith("/v1/"):
+        told = refusal(error)
+        answer = json_answer(
+            told.body, status=told.status, headers={**told.headers, **(headers or {})}
+        )
+        await answer(scope, receive, send)
+    else:
+        await plain_error(error, headers)(scope, receive, send)
+
+
+def plain_error(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
+    status = STATUS[error.code]
+    retry = {"retry-after": str(RETRY_AFTER[status])} if status in RETRY_AFTER else {}
+    return PlainTextResponse(f"{error.message}\n", status, {**retry, **(headers or {})})
+
+
 INFERENCE = ("/v1/", "/api/v1/continue_from_", "/api/v1/generate_", "/api/v1/inference_socket")
 """What the paths begin with that want a key, if there are keys."""
 
@@ -114,9 +135,10 @@ INFERENCE = ("/v1/", "/api/v1/continue_from_", "/api/v1/generate_", "/api/v1/inf
 class KeyHolders:
     """Refuses inference to those without a key."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys, refused: Refused) -> None:
         self._app = app
         self._keys = keys
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (
@@ -124,22 +146,13 @@ class KeyHolders:
             and scope["path"].startswith(INFERENCE)
             and not self._keys.allow(Headers(scope=scope).get("authorization"))
         ):
-            await self._refuse(scope, receive, send)
+            error = RequestError(
+                ErrorCode.UNAUTHORIZED, "a key is needed: Authorization: Bearer KEY"
+            )
+            self._refused(error)
+            await turn_away(error, scope, receive, send, {"www-authenticate": "Bearer"})
         else:
             await self._app(scope, receive, send)
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = RequestError(ErrorCode.UNAUTHORIZED, "a key is needed: Authorization: Bearer KEY")
-        headers = {"www-authenticate": "Bearer"}
-        if scope["type"] == "websocket":
-            await WebSocketClose(1008, error.message)(scope, receive, send)
-        elif scope["path"].startswith("/v1/"):
-            told = refusal(error)
-            answer = json_answer(told.body, status=told.status, headers=headers)
-            await answer(scope, receive, send)
-        else:
-            answer = PlainTextResponse(f"{error.message}\n", STATUS[error.code], headers)
-            await answer(scope, receive, send)
 
 
 def _is_address(host: str) -> bool:

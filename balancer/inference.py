@@ -17,7 +17,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from balancer.balancer import Balancer, new_id
 from balancer.batch import Batch
 from balancer.exchange import Exchange
-from balancer.http import MAX_BODY_BYTES, ClosingStream, paced, read_body
+from balancer.http import ClosingStream, paced, read_body
+from balancer.limits import Limit, LimitError, check_documents, limit_answer
 from balancer.native_requests import (
     ContinueFromConversationHistory,
     ContinueFromRawPrompt,
@@ -45,9 +46,6 @@ log = logging.getLogger(__name__)
 MOST_UNSENT = 256
 """Messages that may wait for a slow websocket before its requests stop being read."""
 
-MOST_OPEN = 1024
-"""Requests that one websocket may have open at once."""
-
 GOOD_BYE_TIMEOUT = 1.0
 """Seconds for the last messages when the balancer ends."""
 
@@ -73,6 +71,7 @@ class Inference:
         if not parameters.enable_embeddings:
             raise RequestError(ErrorCode.EMBEDDINGS_DISABLED, "embeddings are not enabled")
         params = parse(GenerateEmbeddingBatchParams, await read_body(request))
+        check_documents(params.documents, self._balancer.limits, "input_batch")
         agents = len(self._balancer.agents)
         if not agents:
             raise RequestError(ErrorCode.NO_AGENTS, "no agents are connected")
@@ -86,8 +85,10 @@ class Inference:
                 documents, request_id, pooling=pooling, normalization=params.normalization
             )
             frames[request_id] = encode_request(frame)
-        teller = Teller(new_id(), _dialect(request))
-        return _ndjson(paced(self._embedding_lines(frames, agents, teller, params, pooling)))
+        name = new_id()
+        teller = Teller(name, _dialect(request))
+        lines = self._embedding_lines(frames, agents, teller, params, pooling)
+        return _ndjson(paced(lines), name)
 
     async def socket(self, socket: WebSocket) -> None:
         await _Session(self._balancer, socket).run()
@@ -95,8 +96,9 @@ class Inference:
     async def _generate(self, request: Request, model: type[GenerationParams]) -> Response:
         params = parse(model, await read_body(request))
         frames = _new_requests(self._balancer, params)
-        teller = Teller(next(iter(frames)), _dialect(request))
-        return _ndjson(self._lines(frames, params.terms, teller))
+        name = next(iter(frames))
+        teller = Teller(name, _dialect(request))
+        return _ndjson(self._lines(frames, params.terms, teller), name)
 
     async def _lines(
         self, frames: Mapping[RequestId, bytes], terms: Terms, teller: Teller
@@ -134,11 +136,11 @@ def _dialect(connection: HTTPConnection) -> Dialect:
     return dialect(connection.headers.get("user-agent", ""))
 
 
-def _ndjson(lines: AsyncGenerator[bytes, None]) -> ClosingStream:
+def _ndjson(lines: AsyncGenerator[bytes, None], name: RequestId) -> ClosingStream:
     return ClosingStream(
         lines,
         media_type="application/json",
-        headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        headers={"cache-control": "no-cache", "x-accel-buffering": "no", "x-request-id": name},
     )
 
 
@@ -154,6 +156,7 @@ def _new_requests(balancer: Balancer, params: GenerationParams) -> Mapping[Reque
         parameters.sampling,
         longest_image_side=parameters.image_resize_to_fit,
     )
+    first = limit_answer(first, balancer.limits)
     return {frame.request_id: encode_request(frame) for frame in answers(first, request_ids)}
 
 
@@ -205,12 +208,21 @@ class _Session:
             text = message.get("text")
             if text is None:
                 continue  # binary frames have no meaning in this protocol
-            if len(text) > MAX_BODY_BYTES or len(text.encode()) > MAX_BODY_BYTES:
+            most = self._balancer.limits.body_bytes
+            if len(text) > most or len(text.encode()) > most:
+                self._balancer.metrics.refuse(
+                    LimitError(
+                        Limit.BODY_BYTES,
+                        ErrorCode.BODY_TOO_LARGE,
+                        f"the message is larger than {most} bytes",
+                    )
+                )
                 await self._outbox.put(MESSAGE_TOO_BIG)
                 return
             try:
                 self._received(parse_message(text))
             except MessageError as error:
+                self._balancer.metrics.refuse(error)
                 if error.request_id is None:
                     log.info("a websocket message was ignored: %s", error)
                     continue
@@ -226,13 +238,18 @@ class _Session:
         client_id = message.id
         if client_id in self._open:
             raise MessageError(client_id, "a request with this id is open already")
-        if len(self._open) >= MOST_OPEN:
-            raise MessageError(client_id, f"more than {MOST_OPEN} open requests")
+        most = self._balancer.limits.socket_requests
         try:
+            if len(self._open) >= most:
+                raise LimitError(
+                    Limit.SOCKET_REQUESTS,
+                    ErrorCode.OVERLOADED,
+                    f"more than {most} open requests on one websocket",
+                )
             params = message.request.params
             frames = _new_requests(self._balancer, params)
         except RequestError as error:
-            raise MessageError(client_id, error.message, error.code) from error
+            raise MessageError(client_id, error.message, error.code, error.limit) from error
         exchange = self._balancer.submit_all(frames, params.terms)
         task = self._tasks.create_task(self._forward(client_id, exchange, frames))
         self._open[client_id] = task

@@ -6,15 +6,20 @@ task owns each socket.
 
 import asyncio
 import logging
+from contextlib import suppress
+from http import HTTPStatus
 
 import msgspec
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
+from websockets.http11 import Request, Response
 
 from balancer.balancer import Balancer
+from balancer.limits import MOST_LINK_FRAMES, Limit, LimitError
 from common.ids import AgentId
 from common.messages import (
+    GIVEN_UP,
     MAX_FRAME_BYTES,
     PING_INTERVAL,
     PING_TIMEOUT,
@@ -32,8 +37,10 @@ log = logging.getLogger(__name__)
 JOIN_TIMEOUT = 5.0
 """Seconds that a new link may take to say who it is."""
 
-MOST_WAITING = 4096
-"""Frames that may wait for a slow link before it is given up."""
+GOOD_BYE_TIMEOUT = 1.0
+
+LONGEST_REASON = 100
+"""Characters; a close frame holds 123 bytes."""
 
 
 class AgentListener:
@@ -41,6 +48,7 @@ class AgentListener:
         self._balancer = balancer
         self._server: Server | None = None
         self._current: dict[AgentId, ServerConnection] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> int:
         """Listen; return the port (``port`` 0: any that is free). Raises ``OSError``."""
@@ -49,6 +57,7 @@ class AgentListener:
             host,
             port,
             origins=[None],  # agents are no web pages
+            process_request=self._let_in,
             compression=None,
             max_size=MAX_FRAME_BYTES,
             open_timeout=JOIN_TIMEOUT,
@@ -64,6 +73,13 @@ class AgentListener:
             await self._server.wait_closed()
 
     async def _serve(self, socket: ServerConnection) -> None:
+        tally = self._balancer.tally
+        try:
+            tally.acquire(Limit.AGENTS)
+        except LimitError as error:
+            self._refused(socket, error)
+            await socket.close(CloseCode.TRY_AGAIN_LATER, error.message)
+            return
         try:
             await self._serve_frames(socket)
         except* ConnectionClosed:
@@ -71,6 +87,21 @@ class AgentListener:
         except* (TimeoutError, msgspec.MsgspecError) as group:
             log.warning("agent link from %s: %s", socket.remote_address, group.exceptions)
             await socket.close(CloseCode.UNSUPPORTED_DATA, "unreadable frame")
+        finally:
+            tally.release(Limit.AGENTS)
+
+    def _let_in(self, socket: ServerConnection, _request: Request) -> Response | None:
+        """Asked before there is a link: an agent waits longer each time that it gets none."""
+        try:
+            self._balancer.tally.check(Limit.AGENTS)
+        except LimitError as error:
+            self._refused(socket, error)
+            return socket.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{error.message}\n")
+        return None
+
+    def _refused(self, socket: ServerConnection, error: LimitError) -> None:
+        log.warning("agent link from %s: %s", socket.remote_address, error)
+        self._balancer.metrics.refuse(error)
 
     async def _serve_frames(self, socket: ServerConnection) -> None:
         async with asyncio.timeout(JOIN_TIMEOUT):
@@ -82,16 +113,23 @@ class AgentListener:
             await socket.close(REFUSED, f"this balancer speaks protocol {PROTOCOL}")
             return
         agent_id = join.agent_id
-        outbox: asyncio.Queue[bytes] = asyncio.Queue(MOST_WAITING)
+        outbox: asyncio.Queue[bytes] = asyncio.Queue(MOST_LINK_FRAMES)
 
         def send(frame: bytes) -> None:
             try:
                 outbox.put_nowait(frame)
             except asyncio.QueueFull:
                 log.warning("agent_id=%s does not read its link", agent_id)
+                self._balancer.metrics.reach(Limit.LINK_FRAMES)
                 socket.transport.abort()
 
-        self._balancer.join(join, send)
+        def drop(reason: str) -> None:
+            del self._current[agent_id]
+            closing = asyncio.create_task(_give_up(socket, reason))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+        self._balancer.join(join, send, drop)
         self._current[agent_id] = socket
         try:
             async with asyncio.TaskGroup() as group:
@@ -109,7 +147,10 @@ class AgentListener:
     async def _read(self, socket: ServerConnection, agent_id: AgentId) -> None:
         async for data in socket:
             frame = decode_to_balancer(data)
-            if self._current.get(agent_id) is not socket:
+            current = self._current.get(agent_id)
+            if current is None:
+                return  # given up: what it says is of no interest any more
+            if current is not socket:
                 await socket.close(REFUSED, "this agent has a newer link")
                 return
             match frame:
@@ -122,6 +163,14 @@ class AgentListener:
                 case Join():
                     await socket.close(CloseCode.PROTOCOL_ERROR, "a link is joined once")
                     return
+
+
+async def _give_up(socket: ServerConnection, reason: str) -> None:
+    """It may not read any more, and then it is not told."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(GOOD_BYE_TIMEOUT):
+            await socket.close(GIVEN_UP, reason[:LONGEST_REASON])
+    socket.transport.abort()
 
 
 async def _write(socket: ServerConnection, outbox: asyncio.Queue[bytes]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from balancer.balancer import AgentView, Balancer
 from balancer.desired_state import AgentOverrides, BalancerDesiredState
@@ -38,6 +38,12 @@ class Management:
         self._balancer = balancer
         self._store = store
         self._storing = asyncio.Lock()
+
+    async def health(self, _request: Request) -> Response:
+        """For whoever decides whether clients are to be sent here."""
+        if self._balancer.accepts:
+            return PlainTextResponse("OK")
+        return PlainTextResponse("shutting down\n", 503)
 
     async def agents(self, _request: Request) -> Response:
         return _json(self._agents())

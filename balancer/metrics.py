@@ -4,6 +4,7 @@ Counts of what happened are kept here; what *is* (agents, slots, buffer) is read
 at each scrape, so that an agent that has gone leaves no series behind.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -12,6 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from balancer.limits import Limit
+from common.errors import ErrorCode, RequestError
 from common.messages import Figures
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8; escaping=values"
@@ -29,9 +32,42 @@ class AgentGauges:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitGauge:
+    limit: Limit
+    most: int | None
+    """None: it is not bounded here."""
+    used: int | None
+    """None: it is not a sum."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gauges:
     buffered: int
     agents: Iterable[AgentGauges]
+    abandoned: int = 0
+    limits: Iterable[LimitGauge] = ()
+
+
+REFUSALS = tuple(
+    code
+    for code in ErrorCode
+    if code
+    not in {
+        ErrorCode.AGENT_LOST,
+        ErrorCode.BUFFER_TIMEOUT,
+        ErrorCode.DEADLINE_EXCEEDED,
+        ErrorCode.DECODE_FAILED,
+        ErrorCode.GRAMMAR_REJECTED,
+        ErrorCode.INTERNAL_ERROR,
+        ErrorCode.SLOW_CLIENT,
+    }
+)
+"""Codes of what is not taken on; the others tell what became of a request that was."""
+
+LIMITS_OF_CODES = {
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: Limit.PROMPT_TOKENS,
+}
+"""Bounds that agents watch over."""
 
 
 class Metrics:
@@ -73,6 +109,58 @@ class Metrics:
             ["reason"],
             registry=self._registry,
         )
+        self.given_up = Counter(
+            "headrace_agents_given_up",
+            "Agents that answered and did nothing else",
+            registry=self._registry,
+        )
+        self.resumed = Counter(
+            "headrace_resumed",
+            "Times that an answer which had begun went on from another agent",
+            registry=self._registry,
+        )
+
+        self.refused = Counter(
+            "headrace_refused_requests",
+            "Requests, messages and connections that were turned away, by the error's code",
+            ["reason"],
+            registry=self._registry,
+        )
+        self.limit_refusals = Counter(
+            "headrace_limit_refusals",
+            "Refusals because of a bound: see headrace_limit",
+            ["limit"],
+            registry=self._registry,
+        )
+        self.cancel = Histogram(
+            "headrace_cancel_seconds",
+            "From a client's leaving until its slot is free",
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        # There from the start, so that the first of each is seen to be one more.
+        for code in REFUSALS:
+            self.refused.labels(code)
+        for limit in Limit:
+            self.limit_refusals.labels(limit)
+
+    def refuse(self, error: RequestError) -> None:
+        """At a border, of what has not become a request."""
+        if error.code in REFUSALS:
+            self.refused.labels(error.code).inc()
+        if error.limit is not None:
+            self.limit_refusals.labels(error.limit).inc()
+
+    def refuse_request(self, code: ErrorCode) -> None:
+        """Of one that was submitted, and not begun."""
+        if code in REFUSALS:
+            self.refused.labels(code).inc()
+        if code in LIMITS_OF_CODES:
+            self.reach(LIMITS_OF_CODES[code])
+
+    def reach(self, limit: Limit) -> None:
+        """Somebody has come up against it."""
+        self.limit_refusals.labels(limit).inc()
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
@@ -87,6 +175,12 @@ class _Observed(Collector):
         buffered = GaugeMetricFamily("headrace_requests_buffered", "Requests that wait for a slot")
         buffered.add_metric([], gauges.buffered)
         yield buffered
+        abandoned = GaugeMetricFamily(
+            "headrace_abandoned_requests", "Requests with a slot for which nobody waits any longer"
+        )
+        abandoned.add_metric([], gauges.abandoned)
+        yield abandoned
+        yield from _limits(gauges.limits)
         agents = list(gauges.agents)
         count = GaugeMetricFamily("headrace_agents", "Agents that are linked")
         count.add_metric([], len(agents))
@@ -97,6 +191,20 @@ class _Observed(Collector):
             named.setdefault(agent.name or "unnamed", []).append(agent)
         yield from _slots(named)
         yield from _scheduler(named)
+
+
+def _limits(limits: Iterable[LimitGauge]) -> Iterator[Metric]:
+    most = GaugeMetricFamily(
+        "headrace_limit", "What is bounded, and by how much; +Inf: not here", labels=["limit"]
+    )
+    used = GaugeMetricFamily(
+        "headrace_limit_used", "How much is in use of what is bounded in sum", labels=["limit"]
+    )
+    for gauge in limits:
+        most.add_metric([gauge.limit], math.inf if gauge.most is None else gauge.most)
+        if gauge.used is not None:
+            used.add_metric([gauge.limit], gauge.used)
+    yield from (most, used)
 
 
 Named: TypeAlias = Mapping[str, Sequence[AgentGauges]]

@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_v
 from balancer.bodies import Items, Row, check_size
 from balancer.content import marker_beside, read_images
 from balancer.desired_state import Int, Strict
+from balancer.limits import Limit, LimitError
 from balancer.terms import Priority, Terms
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
@@ -365,7 +366,9 @@ def encode_request(frame: Generate | Embed | Tokenize | Detokenize) -> bytes:
             ErrorCode.INVALID_REQUEST, f"Invalid request parameters: {error}"
         ) from error
     if len(data) > MAX_FRAME_BYTES:
-        raise RequestError(ErrorCode.BODY_TOO_LARGE, "the request is too large for an agent")
+        raise LimitError(
+            Limit.FRAME_BYTES, ErrorCode.BODY_TOO_LARGE, "the request is too large for an agent"
+        )
     return data
 
 
@@ -450,10 +453,15 @@ class MessageError(RequestError):
     """A websocket message that cannot be served, with the request id that it names, if any."""
 
     def __init__(
-        self, request_id: str | None, message: str, code: ErrorCode = ErrorCode.INVALID_REQUEST
+        self,
+        request_id: str | None,
+        message: str,
+        code: ErrorCode = ErrorCode.INVALID_REQUEST,
+        limit: str | None = None,
     ) -> None:
         super().__init__(code, message)
         self.request_id = request_id
+        self.limit = limit
 
 
 def _named_id(text: str) -> str | None:
@@ -473,7 +481,7 @@ def parse_message(text: str) -> SocketRequest | Stop:
     try:
         check_size(text.encode(errors="replace"))
     except RequestError as error:
-        raise MessageError(None, error.message, error.code) from error
+        raise MessageError(None, error.message, error.code, error.limit) from error
     try:
         envelope = _Envelope.model_validate_json(text)
     except ValidationError as error:

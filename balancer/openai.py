@@ -11,14 +11,21 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from functools import wraps
 from typing import Protocol
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from balancer.balancer import Balancer, new_id
 from balancer.batch import Batch
 from balancer.exchange import Told
-from balancer.http import ClosingStream, json_answer, paced, read_body, unless_gone
+from balancer.http import (
+    ClosingStream,
+    Refused,
+    json_answer,
+    paced,
+    read_body,
+    unless_gone,
+)
+from balancer.limits import check_documents, limit_answer
 from balancer.native_requests import answers, chunks, embed, encode_request
 from balancer.openai_chat import ChatRequest, chat_frame
 from balancer.openai_chat_results import ChatAnswer, ChatStream
@@ -32,6 +39,7 @@ from balancer.openai_response_events import ResponseAnswer, ResponseHead, Respon
 from balancer.openai_responses import ResponsesRequest
 from balancer.openai_results import Head, Json
 from balancer.openai_tokens import TokensToText, detokenized, parse_text, tokenized
+from balancer.server_events import data, named
 from balancer.terms import Terms
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
@@ -100,10 +108,10 @@ class ChunkStream:
         return b""
 
     def tell(self, told: Told) -> bytes:
-        return b"".join(map(_data, self._chunks.chunks(told)))
+        return b"".join(map(data, self._chunks.chunks(told)))
 
     def fail(self, error: RequestError) -> bytes:
-        return _data(refusal(error).body)
+        return data(refusal(error).body)
 
     def end(self) -> bytes:
         return DONE
@@ -116,13 +124,13 @@ class EventStream:
         self._stream = stream
 
     def begin(self) -> bytes:
-        return _events(self._stream.begin())
+        return named(self._stream.begin())
 
     def tell(self, told: Told) -> bytes:
-        return _events(self._stream.events(told))
+        return named(self._stream.events(told))
 
     def fail(self, error: RequestError) -> bytes:
-        return _events(self._stream.fail(error))
+        return named(self._stream.fail(error))
 
     def end(self) -> bytes:
         return b""
@@ -135,8 +143,8 @@ class OpenAI:
         self._keep_alive = keep_alive
 
     async def models(self, _request: Request) -> Response:
-        data = [self._model(names) for names in self._balancer.models]
-        return json_answer({"object": "list", "data": data})
+        models = [self._model(names) for names in self._balancer.models]
+        return json_answer({"object": "list", "data": models})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
@@ -153,7 +161,8 @@ class OpenAI:
     async def chat(self, request: Request) -> Response:
         params = parse(ChatRequest, await read_body(request))
         ids = _ids(params.answers)
-        first = self._chat_frame(params, ids[0])
+        named = "max_tokens" if params.max_completion_tokens is None else "max_completion_tokens"
+        first = self._chat_frame(params, ids[0], longest=named)
         frames = {frame.request_id: encode_request(frame) for frame in answers(first, ids)}
         indices = {request_id: n for n, request_id in enumerate(ids)}
         kind = "chat.completion.chunk" if params.streams else "chat.completion"
@@ -167,7 +176,7 @@ class OpenAI:
     async def responses(self, request: Request) -> Response:
         params = parse(ResponsesRequest, await read_body(request))
         chat = params.chat()
-        frame = self._chat_frame(chat, new_id())
+        frame = self._chat_frame(chat, new_id(), longest="max_output_tokens")
         head = ResponseHead(
             id=f"resp_{frame.request_id}",
             created=int(time.time()),
@@ -190,6 +199,7 @@ class OpenAI:
         for n, prompt in enumerate(given):
             mine = ids[n * params.answers : (n + 1) * params.answers]
             first = params.generate(mine[0], prompt, parameters.sampling)
+            first = limit_answer(first, self._balancer.limits)
             for frame in answers(first, mine):
                 frames[frame.request_id] = encode_request(frame)
                 prompts[frame.request_id] = n
@@ -207,6 +217,7 @@ class OpenAI:
         parameters = self._balancer.desired_state.inference_parameters
         if not parameters.enable_embeddings:
             raise RequestError(ErrorCode.EMBEDDINGS_DISABLED, "embeddings are not enabled")
+        check_documents(params.documents, self._balancer.limits, "input")
         self._balancer.check_model(params.model)
         pooling = single_vector(parameters.pooling_type)
         agents = max(1, len(self._balancer.agents))
@@ -254,14 +265,16 @@ class OpenAI:
             self._balancer.cancel(request_id)
         return self._unless_failed(told).event
 
-    def _chat_frame(self, params: ChatRequest, request_id: RequestId) -> Generate:
+    def _chat_frame(self, params: ChatRequest, request_id: RequestId, *, longest: str) -> Generate:
+        """``longest``: which key says how long the answer may be."""
         parameters = self._balancer.parameters_for_tokens(params.model)
-        return chat_frame(
+        frame = chat_frame(
             params,
             request_id,
             parameters.sampling,
             longest_image_side=parameters.image_resize_to_fit,
         )
+        return limit_answer(frame, self._balancer.limits, longest)
 
     def _head(self, prefix: str, kind: str, request_id: RequestId, params: GenerationBody) -> Head:
         name = params.model or self._model_name()
@@ -386,20 +399,17 @@ def _client_id(request: Request) -> str | None:
     return name if name.isascii() and name.isprintable() and 0 < len(name) <= 128 else None
 
 
-def _events(events: Sequence[Json]) -> bytes:
-    return b"".join(b"event: " + event["type"].encode() + b"\n" + _data(event) for event in events)
-
-
-def _data(value: Json) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
-
-
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def openai_errors(endpoint: Endpoint, parameters: Mapping[ErrorCode, str] = PARAMETERS) -> Endpoint:
+def openai_errors(
+    endpoint: Endpoint,
+    parameters: Mapping[ErrorCode, str] = PARAMETERS,
+    *,
+    refused: Refused,
+) -> Endpoint:
     """Errors before an answer begins, with the fitting status. ``parameters``: which one is to blame,
-    where the error does not say it.
+    where the error does not say it. ``refused``: is told of what has not become a request.
     """
 
     @wraps(endpoint)
@@ -407,6 +417,8 @@ def openai_errors(endpoint: Endpoint, parameters: Mapping[ErrorCode, str] = PARA
         try:
             return await endpoint(request)
         except RequestError as error:
+            if not hasattr(request.state, "request_id"):
+                refused(error)
             return _refused(request, error, parameters)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads this

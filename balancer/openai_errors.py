@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from balancer.bodies import check_size
+from balancer.limits import LimitError
 from common.errors import STATUS, ErrorCode, RequestError
 from common.messages import Failed
 
@@ -103,6 +104,8 @@ def refusal(error: RequestError, parameters: Mapping[ErrorCode, str] = PARAMETER
     parameter, name = None, None
     if isinstance(error, ParameterError):
         parameter, name = error.parameter, error.told
+    elif isinstance(error, LimitError):
+        parameter = error.parameter
     status = OPENAI_STATUS[error.code]
     headers = {"retry-after": str(RETRY_AFTER[status])} if status in RETRY_AFTER else {}
     if error.code in FOR_GOOD:

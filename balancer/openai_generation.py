@@ -12,14 +12,12 @@ from msgspec.structs import replace
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from balancer.bodies import Row
+from balancer.limits import UNLIMITED
 from balancer.native_requests import MOST_ANSWERS, SamplingOptions, StopText
 from balancer.openai_errors import ParameterError
 from balancer.terms import Priority, Terms
 from common.ids import RequestId
 from common.messages import Constraint, Gbnf, Generate, JsonSchema, Prompt, Sampling
-
-UNLIMITED = 2**31 - 1
-"""Tokens: an answer ends at the context's limit at the latest."""
 
 
 class Said(BaseModel):

@@ -19,6 +19,8 @@ class Agent:
     """It will serve again as soon as it has its next model."""
     models: frozenset[str] = frozenset()
     """The names of the model that it serves."""
+    fingerprint: str = ""
+    """The same as another's: they can go on with each other's answers; empty: nobody can."""
     refused: bool = False
     """It said ``Busy`` and has not reported since."""
     bound: set[RequestId] = field(default_factory=set[RequestId])
@@ -29,8 +31,9 @@ class Agent:
             return 0
         return max(0, self.slots - len(self.bound))
 
-    def serves(self, model: str | None) -> bool:
-        return model is None or model in self.models
+    def serves(self, model: str | None, kin: str | None = None) -> bool:
+        """``kin``: the fingerprint that it must have; None: any."""
+        return (model is None or model in self.models) and kin in (None, self.fingerprint)
 
 
 class AgentPool:
@@ -52,12 +55,14 @@ class AgentPool:
         draining: bool,
         swapping: bool,
         models: frozenset[str],
+        fingerprint: str,
     ) -> None:
         agent = self._agents[agent_id]
         agent.slots = slots
         agent.models = models
         agent.draining = draining
         agent.swapping = swapping
+        agent.fingerprint = fingerprint
         agent.refused = False
 
     @property
@@ -65,12 +70,14 @@ class AgentPool:
         """Does anybody change its model just now? Its slots are missed meanwhile."""
         return any(agent.swapping for agent in self._agents.values())
 
-    def available(self, model: str | None) -> list[Agent]:
-        """The agents with a free slot for this model (None: any), in the order in which they
-        joined.
+    def available(self, model: str | None, kin: str | None = None) -> list[Agent]:
+        """The agents with a free slot for this model, and of this fingerprint (None: any), in the
+        order in which they joined.
         """
         return [
-            agent for agent in self._agents.values() if agent.free_slots > 0 and agent.serves(model)
+            agent
+            for agent in self._agents.values()
+            if agent.free_slots > 0 and agent.serves(model, kin)
         ]
 
     def bind(self, agent_id: AgentId, request_id: RequestId) -> None:
@@ -88,6 +95,9 @@ class AgentPool:
         agent = self._agents[agent_id]
         agent.bound.remove(request_id)
         agent.refused = True
+
+    def fingerprint(self, agent_id: AgentId) -> str:
+        return self._agents[agent_id].fingerprint
 
     def bound(self, agent_id: AgentId) -> int:
         return len(self._agents[agent_id].bound)

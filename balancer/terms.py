@@ -19,6 +19,8 @@ class Terms:
     priority: Priority = Priority.NORMAL
     deadline: float | None = None
     """Seconds until it must be answered in full; None: it may wait as long as others do."""
+    size: int = 0
+    """Bytes that it takes while it waits."""
 
 
 ANY = Terms()

@@ -13,6 +13,8 @@ class ErrorCode(enum.StrEnum):
     INVALID_REQUEST = "invalid_request"
     INVALID_PROMPT = "invalid_prompt"
     UNAUTHORIZED = "unauthorized"
+    ORIGIN_NOT_ALLOWED = "origin_not_allowed"
+    HEADERS_TOO_LARGE = "headers_too_large"
     BODY_TOO_LARGE = "body_too_large"
     NOT_SUPPORTED = "not_supported"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
@@ -32,6 +34,8 @@ class ErrorCode(enum.StrEnum):
     EMBEDDINGS_DISABLED = "embeddings_disabled"
     # Ours
     AGENT_LOST = "agent_lost"
+    OVERLOADED = "overloaded"
+    BALANCER_LOST = "balancer_lost"
     BUFFER_FULL = "buffer_full"
     BUFFER_TIMEOUT = "buffer_timeout"
     DEADLINE_EXCEEDED = "deadline_exceeded"
@@ -45,6 +49,8 @@ STATUS = {
     ErrorCode.INVALID_REQUEST: 400,
     ErrorCode.INVALID_PROMPT: 400,
     ErrorCode.UNAUTHORIZED: 401,
+    ErrorCode.ORIGIN_NOT_ALLOWED: 403,
+    ErrorCode.HEADERS_TOO_LARGE: 431,
     ErrorCode.BODY_TOO_LARGE: 413,
     ErrorCode.NOT_SUPPORTED: 501,
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
@@ -63,6 +69,8 @@ STATUS = {
     ErrorCode.GENERATION_DISABLED: 501,
     ErrorCode.EMBEDDINGS_DISABLED: 501,
     ErrorCode.AGENT_LOST: 502,
+    ErrorCode.OVERLOADED: 503,
+    ErrorCode.BALANCER_LOST: 503,
     ErrorCode.BUFFER_FULL: 503,
     ErrorCode.BUFFER_TIMEOUT: 504,
     ErrorCode.DEADLINE_EXCEEDED: 504,
@@ -79,6 +87,9 @@ class HeadraceError(Exception):
 
 class RequestError(HeadraceError):
     """One request cannot be served; the others are not affected."""
+
+    limit: str | None = None
+    """What the bound is called in the metrics that it is beyond, if it is beyond one."""
 
     def __init__(
         self, code: ErrorCode, message: str, figures: Mapping[str, int] | None = None

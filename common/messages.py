@@ -8,7 +8,9 @@ the balancer sends ``Generate``, ``Embed``, ``Tokenize``, ``Detokenize`` and ``C
 
 Every ``Generate`` and every ``Embed`` is answered by exactly one of ``Finished``, ``Failed`` or
 ``Busy``, unless the link is lost first. Before it come any number of ``TokenGenerated`` and
-``ToolCallsEnded``, or of ``Embedded``, ``DocumentTooLong`` and ``DocumentFailed``.
+``ToolCallsEnded``, or of ``Embedded``, ``DocumentTooLong`` and ``DocumentFailed``. After ``Busy``, or
+when the link is lost, another agent goes on where this one stopped: what came with one ``Step`` has
+been told to the client, and all else has never been.
 
 ``SetState`` may come at any time. The agent gets ready for it beside its work, and if it must let go
 of a model that serves, says ``awaits_turn`` in its status. ``Swap`` gives it the turn: it drains,
@@ -17,7 +19,7 @@ loads, and then says the turn's number in ``turn_taken``, whether it had use for
 
 import enum
 import struct
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,11 +28,14 @@ from common.frame import Frame
 from common.ids import AgentId, RequestId, TokenId
 from common.models import AgentDesiredState, AgentIssue, Application, Download
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised when a change to the frames would be misread by the other side."""
 
 REFUSED = 4000
 """The close code with which a balancer says that dialling again is useless."""
+
+GIVEN_UP = 4001
+"""The close code with which a balancer says that the agent has come to a stop: its process should end."""
 
 PING_INTERVAL = 2.0
 PING_TIMEOUT = 5.0
@@ -201,6 +206,10 @@ class Generate(Frame, frozen=True, kw_only=True):
     """Begin with what is cached of the prompt. Then its cells lie elsewhere and are summed up in
     another order, so that the same seed may give another text.
     """
+    resumed: tuple[TokenId, ...] = ()
+    """How the answer begins, as another agent has told already: it goes on behind them. They count
+    as generated, and are not told again.
+    """
 
 
 class Pooling(enum.StrEnum):
@@ -229,7 +238,7 @@ class L2(Frame, frozen=True):
 class RmsNorm(Frame, frozen=True):
     """Divided by sqrt(mean of squares + ``epsilon``)."""
 
-    epsilon: float
+    epsilon: Annotated[float, msgspec.Meta(ge=0)]
 
 
 Normalization: TypeAlias = Unchanged | L2 | RmsNorm
@@ -368,7 +377,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 class TokenGenerated(Frame, frozen=True):
     request_id: RequestId
-    token: TokenId
+    token: Annotated[TokenId, msgspec.Meta(ge=0, le=2**31 - 1)]
     segments: tuple[Segment, ...]
     """What can be shown now: whole characters only; none while they are incomplete or could become
     a stop text or a mark.
@@ -392,6 +401,8 @@ class Embedded(Frame, frozen=True):
     dimensions: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
     values: bytes
     """Vector after vector, 32-bit floats, little endian."""
+    tokens: Count = 0
+    """In the document."""
 
     def __post_init__(self) -> None:
         if not self.values or len(self.values) % (4 * self.dimensions):
@@ -452,7 +463,9 @@ class Detokenized(Frame, frozen=True):
 
 
 class Busy(Frame, frozen=True):
-    """No slot is free (or the agent drains): the request was not started, bind it elsewhere."""
+    """No slot is free, or the agent must let go of what runs: bind the request elsewhere, to go on
+    from what it has told of it.
+    """
 
     request_id: RequestId
 
@@ -525,6 +538,8 @@ class Status(Frame, frozen=True, kw_only=True):
     """Seconds since the pass that runs now began or got on; None: nothing is to be done."""
     step_limit: float | None = None
     """What ``step_age`` may be at most, unless the agent hangs."""
+    fingerprint: str = ""
+    """Agents that have the same one can go on with each other's answers; empty: nobody can."""
 
 
 class Join(Frame, frozen=True, kw_only=True):
@@ -573,15 +588,21 @@ _to_balancer = msgspec.msgpack.Decoder(ToBalancer)
 
 def decode_to_agent(data: bytes | str) -> ToAgent:
     """Raises ``msgspec.MsgspecError`` if it is no frame for an agent."""
-    return _to_agent.decode(_binary(data))
+    return _decode(_to_agent, data)
 
 
 def decode_to_balancer(data: bytes | str) -> ToBalancer:
     """Raises ``msgspec.MsgspecError`` if it is no frame for the balancer."""
-    return _to_balancer.decode(_binary(data))
+    return _decode(_to_balancer, data)
 
 
-def _binary(data: bytes | str) -> bytes:
+FrameT = TypeVar("FrameT")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[FrameT], data: bytes | str) -> FrameT:
     if isinstance(data, str):
         raise msgspec.DecodeError("frames are binary messages")
-    return data
+    try:
+        return decoder.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:  # msgspec does not map these itself
+        raise msgspec.DecodeError(str(error)) from error

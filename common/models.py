@@ -1,7 +1,7 @@
 """Models in the words of both sides: which one, how it is run, and what can be wrong with it."""
 
 import enum
-from typing import Any, TypeAlias, assert_never
+from typing import Annotated, Any, TypeAlias, assert_never
 
 import msgspec
 from msgspec.structs import asdict
@@ -122,7 +122,7 @@ class FlashAttention(enum.StrEnum):
 class EngineChoices(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is run. None: as somebody else says, in the end the engine itself."""
 
-    slots: int | None = None
+    slots: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
     context_size: int | None = None
     """Tokens that one request can have, prompt and answer; 0: as many as the model knows."""
     n_batch: int | None = None

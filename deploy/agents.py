@@ -2,10 +2,11 @@
 
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 from agent.echo import EchoEngine
-from agent.engine import Engine, KvLayout
+from agent.engine import Chunk, Decoded, Engine, KvLayout
 from agent.loop import LoopSettings
 from agent.model_files import ModelFiles, default_cache, describe
 from agent.service import Agent
@@ -23,6 +24,12 @@ from deploy.machine import default_threads, usable_cores
 from deploy.settings import AgentSettings, EngineKind
 
 ECHO_CONTEXT = 4096
+
+ECHO_PACE = "HEADRACE_ECHO_PACE"
+"""An environment variable: seconds that each pass of the echo engine takes, so that what it says can
+be watched, and interrupted, as a model's answer can.
+"""
+
 DEFAULT_SLOTS = 4
 
 
@@ -65,12 +72,25 @@ class EchoModels:
     def load(self, setup: Setup, /) -> Engine:
         choices = setup.target.choices
         context = choices.context_size or ECHO_CONTEXT
-        return EchoEngine(
+        return PacedEcho(
+            float(os.environ.get(ECHO_PACE, "0")),
             slots=choices.slots or DEFAULT_SLOTS,
             context=context,
             cells=max(self._settings.kv_cells or 0, context),
             shares_cells=self._settings.kv_layout is KvLayout.UNIFIED,
         )
+
+
+class PacedEcho(EchoEngine):
+    def __init__(
+        self, pace: float, *, slots: int, context: int, cells: int, shares_cells: bool
+    ) -> None:
+        super().__init__(slots=slots, context=context, cells=cells, shares_cells=shares_cells)
+        self._pace = pace
+
+    def decode(self, chunks: Sequence[Chunk], /) -> Decoded:
+        time.sleep(self._pace)
+        return super().decode(chunks)
 
 
 class LlamaModels:

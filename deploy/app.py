@@ -4,6 +4,7 @@ One replica, which owns the buffer and all connections. It listens for agents it
 through Serve's proxy would take 40 times as long.
 """
 
+import asyncio
 import logging
 from typing import Any
 
@@ -15,8 +16,10 @@ from balancer.app import create_app
 from balancer.balancer import Balancer
 from balancer.desired_state import BalancerDesiredState
 from balancer.keys import read_keys
+from balancer.limits import Limits
 from balancer.link import AgentListener
 from balancer.state_store import StoredState, open_store
+from deploy.flow import HeldBack
 from deploy.machine import LOG_FORMAT
 from deploy.model import parse_model
 from deploy.settings import BalancerSettings
@@ -24,12 +27,20 @@ from deploy.settings import BalancerSettings
 LONGEST_GENERATION = 600.0
 """Seconds that a replica which is being replaced may go on with the streams it has."""
 
+HELD_BACK = 2.0
+"""Seconds until Serve's question after our health is answered."""
+
+
+AT_ONCE = 10_000
+"""Requests that are over as soon as they have come, refusals above all."""
+
 
 @serve.deployment(
     num_replicas=1,
-    # The buffer is ours: Serve must never hold requests back by itself.
-    max_ongoing_requests=10_000,
     graceful_shutdown_timeout_s=LONGEST_GENERATION,
+    # Asked again as soon as it has answered: see `check_health`.
+    health_check_period_s=0.1,
+    health_check_timeout_s=HELD_BACK + 3.0,
     ray_actor_options={"num_cpus": 0},
     logging_config={"enable_access_log": False},
 )
@@ -37,8 +48,11 @@ LONGEST_GENERATION = 600.0
 class BalancerReplica:
     async def __init__(self, settings: BalancerSettings) -> None:
         logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+        self._has_been_asked = False
         self._balancer = Balancer(
-            buffer_capacity=settings.buffer_size, patience=settings.buffer_timeout
+            buffer_capacity=settings.buffer_size,
+            patience=settings.buffer_timeout,
+            limits=settings.limits,
         )
         self._store = open_store(settings.state)
         self._balancer.want(self._store.load() or first_state(settings))
@@ -49,7 +63,20 @@ class BalancerReplica:
         await self._listener.start(settings.agent_host, settings.agent_port)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return create_app(self._balancer, self._store, origins=self._origins, keys=self._keys)
+        app = create_app(self._balancer, self._store, origins=self._origins, keys=self._keys)
+        return HeldBack(app)
+
+    async def check_health(self) -> None:
+        """Held back: Serve learns at once that an actor has died if a question to it is open, and
+        otherwise only when it asks the next one. So few questions are enough.
+        """
+        if self._has_been_asked:
+            await asyncio.sleep(HELD_BACK)
+        self._has_been_asked = True  # the first is asked before it may serve
+
+    async def drain(self) -> None:
+        """Take nothing new, and return when all that runs is over."""
+        await self._balancer.drain()
 
     async def shut_down(self) -> None:
         """End every stream with a message now, instead of letting it run to its end."""
@@ -71,4 +98,9 @@ def first_state(settings: BalancerSettings) -> StoredState:
 
 def build(settings: BalancerSettings) -> Application:
     replica: Any = BalancerReplica  # Ray types its decorators as plain callables
-    return replica.bind(settings)
+    return replica.options(max_ongoing_requests=most_ongoing(settings.limits)).bind(settings)
+
+
+def most_ongoing(limits: Limits) -> int:
+    """More than the balancer lets in: the buffer is ours, Serve must never hold requests back."""
+    return limits.open_requests + limits.open_sockets + limits.observers + AT_ONCE

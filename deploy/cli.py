@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from agent.engine import KvLayout
+from balancer.limits import Limits
 from common.errors import HeadraceError
 from deploy.bench import Api, Asking, BenchSettings, run_bench
 from deploy.bench_report import (
@@ -29,7 +30,10 @@ from deploy.keeper import become_keeper
 from deploy.machine import address
 from deploy.model import default_model
 from deploy.options import (
+    DEFAULTS,
     MODEL_HELP,
+    BodyBytes,
+    BufferBytes,
     CacheTokens,
     Cells,
     Context,
@@ -41,6 +45,8 @@ from deploy.options import (
     Layout,
     LongestGap,
     MainGpu,
+    MaxTokens,
+    OpenRequests,
     Slots,
     TensorSplit,
     Threads,
@@ -89,9 +95,13 @@ def up(
         ),
     ] = None,
     state: Annotated[
-        str,
-        typer.Option("--state", help="Where the desired state is kept: memory:// or file:///PATH."),
-    ] = "memory://",
+        str | None,
+        typer.Option(
+            "--state",
+            help="Where the desired state is kept: file:///PATH, or memory://, which forgets it "
+            "if the balancer's process dies. Default: a file of its own, until this command ends.",
+        ),
+    ] = None,
     allow_origin: Annotated[
         list[str] | None,
         typer.Option(
@@ -127,6 +137,19 @@ def up(
     buffer_timeout: Annotated[
         float, typer.Option("--buffer-timeout", min=0.01, help="Seconds that each may wait.")
     ] = 10.0,
+    buffer_bytes: BufferBytes = DEFAULTS.buffered_bytes,
+    max_body_bytes: BodyBytes = DEFAULTS.body_bytes,
+    max_tokens: MaxTokens = None,
+    max_open_requests: OpenRequests = DEFAULTS.open_requests,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            "--drain-timeout",
+            min=0,
+            max=3600,
+            help="Seconds that running requests may go on after Ctrl-C.",
+        ),
+    ] = 30.0,
     n_gpu_layers: GpuLayers = None,
     main_gpu: MainGpu = None,
     tensor_split: TensorSplit = None,
@@ -144,7 +167,8 @@ def up(
     check_host(host, insecure=insecure)
     if engine is EngineKind.LLAMA:
         model = check_model(str(default_model()) if model is None else model)
-    check_state(state)
+    if state is not None:
+        check_state(state)
     names = [f"agent-{n + 1}" for n in range(agents)]
     choices = engine_choices(
         slots=slots,
@@ -173,23 +197,31 @@ def up(
     from deploy.up import UpSettings
     from deploy.up import up as run
 
-    everything = UpSettings(
-        host=host,
-        port=port,
-        agents=tuple(settings),
-        balancer=BalancerSettings(
-            agent_host=host,
-            agent_port=agent_port,
-            buffer_size=buffer_size,
-            buffer_timeout=buffer_timeout,
-            state=state,
-            model=model,
-            origins=tuple(check_origin(origin) for origin in allow_origin or ()),
-            inference_keys=None if inference_keys is None else check_keys(inference_keys),
+    balancer = BalancerSettings(
+        agent_host=host,
+        agent_port=agent_port,
+        buffer_size=buffer_size,
+        buffer_timeout=buffer_timeout,
+        limits=Limits(
+            buffered_bytes=buffer_bytes,
+            body_bytes=max_body_bytes,
+            max_tokens=max_tokens,
+            open_requests=max_open_requests,
         ),
+        model=model,
+        origins=tuple(check_origin(origin) for origin in allow_origin or ()),
+        inference_keys=None if inference_keys is None else check_keys(inference_keys),
     )
 
     def work(folder: str) -> int:
+        kept = {"state": f"file://{folder}/state.json" if state is None else state}
+        everything = UpSettings(
+            host=host,
+            port=port,
+            agents=tuple(settings),
+            drain_timeout=drain_timeout,
+            balancer=balancer.model_copy(update=kept),
+        )
         try:
             asyncio.run(run(everything, folder, console))
         except HeadraceError as error:
@@ -197,7 +229,7 @@ def up(
             return 1
         return 0
 
-    raise typer.Exit(run_apart(work))
+    raise typer.Exit(run_apart(work, drain_timeout=drain_timeout))
 
 
 @app.command()

@@ -15,6 +15,7 @@ from agent.engine import KvLayout
 from agent.model_files import check_model as check_file
 from balancer.desired_state import LocalModel, referred
 from balancer.keys import KeysError, read_keys
+from balancer.limits import LARGEST_BODY, Limits
 from balancer.state_store import StateError, open_store
 from common.errors import ModelError
 from common.messages import LONGEST_NAME
@@ -26,6 +27,33 @@ from deploy.settings import AgentSettings, EngineKind
 AS_DESIRED = "Default: as the desired state says."
 MODEL_HELP = "A GGUF file: its path, or its address (https://huggingface.co/... or any other)."
 
+DEFAULTS = Limits()
+
+BufferBytes = Annotated[
+    int,
+    typer.Option("--buffer-bytes", min=1, help="That the waiting requests have together."),
+]
+BodyBytes = Annotated[
+    int,
+    typer.Option(
+        "--max-body-bytes",
+        min=1,
+        max=LARGEST_BODY,
+        help="Of one request or websocket message, with its images.",
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        min=1,
+        help="That one answer may ask for. Default: as many as the context holds.",
+    ),
+]
+OpenRequests = Annotated[
+    int,
+    typer.Option("--max-open-requests", min=1, help="HTTP requests that are served at once."),
+]
 Labels = Annotated[
     list[str] | None,
     typer.Option("--label", help="What overrides may call this agent by; may be repeated."),

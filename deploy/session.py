@@ -22,13 +22,14 @@ from typing import NoReturn
 from deploy.machine import stop_signals
 
 STOP_TIMEOUT = 20.0
-"""Seconds from the first signal until what still runs is killed."""
+"""Seconds that stopping may take, when what ran is over, until what still runs is killed."""
 
 
-def run_apart(work: Callable[[str], int]) -> int:
+def run_apart(work: Callable[[str], int], *, drain_timeout: float = 0.0) -> int:
     """Call ``work(folder)`` in a session of its own; return its exit status.
 
-    ``folder`` is for its temporary files and is removed at the end. Its SIGTERM means: stop.
+    ``folder`` is for its temporary files and is removed at the end. Its first SIGTERM means: stop, and
+    what runs may go on for ``drain_timeout`` seconds; the second: stop now.
     """
     folder = tempfile.mkdtemp(prefix="headrace-", dir="/tmp")  # Ray's sockets want short paths
     reading, writing = os.pipe()
@@ -41,7 +42,7 @@ def run_apart(work: Callable[[str], int]) -> int:
         _work(work, folder, parent_id, reading)
     os.close(reading)
     try:
-        return _watch(child)
+        return _watch(child, drain_timeout)
     finally:
         _kill_group(child)
         shutil.rmtree(folder, ignore_errors=True)
@@ -72,14 +73,15 @@ def _stop_with(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _watch(child: int) -> int:
-    asked_to_stop = False
+def _watch(child: int, drain_timeout: float) -> int:
+    asked_to_stop = 0
 
     def pass_on(_number: int, _frame: FrameType | None) -> None:
         nonlocal asked_to_stop
-        if not asked_to_stop:
-            signal.setitimer(signal.ITIMER_REAL, STOP_TIMEOUT)
-        asked_to_stop = True
+        asked_to_stop += 1
+        if asked_to_stop <= 2:
+            left = STOP_TIMEOUT + (drain_timeout if asked_to_stop == 1 else 0.0)
+            signal.setitimer(signal.ITIMER_REAL, left)
         os.kill(child, signal.SIGTERM)
 
     def give_up(_number: int, _frame: FrameType | None) -> None:

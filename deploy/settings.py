@@ -8,6 +8,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.engine import KvLayout
+from balancer.limits import Limits
 from common.models import EngineChoices, ModelReference
 
 CLIENT_PORT = 8061
@@ -61,6 +62,7 @@ class BalancerSettings(BaseModel):
     """Requests that may wait for a slot."""
     buffer_timeout: float = Field(default=10.0, gt=0)
     """Seconds that each may wait."""
+    limits: Limits = Limits()
     state: str = "memory://"
     """Where the desired state is kept: ``memory://`` or ``file:///PATH``."""
     model: str | None = None

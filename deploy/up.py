@@ -36,6 +36,9 @@ READY_TIMEOUT = 600.0
 GOOD_BYE_TIMEOUT = 5.0
 """Seconds for the last messages to clients."""
 
+UNNOTICED = 0.5
+"""Seconds of waiting that need no explanation."""
+
 WATCH_INTERVAL = 2.0
 
 POLL_INTERVAL = 0.1
@@ -55,7 +58,11 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.proxy:middlewares",
     # By default Serve looks ten times a second for something to do, which is a third of what an
     # idle Ray takes of the CPU; and each time a core is taken, llama.cpp's threads stand still.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.3",
+    # A dead proxy is noticed by the third question in a row, and each takes two of those looks.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.3",
+    # A replica that does not answer is killed: it would not stop in order.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
 }
 
 
@@ -69,6 +76,8 @@ class UpSettings:
     port: int
     agents: tuple[AgentSettings, ...]
     balancer: BalancerSettings
+    drain_timeout: float
+    """Seconds that what runs may go on when it is asked to stop."""
 
     @property
     def address(self) -> str:
@@ -93,11 +102,11 @@ async def up(settings: UpSettings, folder: str, console: Console) -> None:
         reason = why_not_listen(settings.host, port)
         if reason is not None:
             raise StartError(f"cannot listen on {settings.host}, port {port}: {reason}")
-    stop = asyncio.Event()
-    _listen_for_signals(stop, console)
+    signals = _Signals(console)
+    signals.listen()
     async with AsyncExitStack() as stack:
-        starting = asyncio.create_task(_start(settings, folder, stack, stop, console))
-        stopping = asyncio.create_task(stop.wait())
+        starting = asyncio.create_task(_start(settings, folder, stack, signals, console))
+        stopping = asyncio.create_task(signals.stop.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
@@ -105,40 +114,52 @@ async def up(settings: UpSettings, folder: str, console: Console) -> None:
         elif starting.exception() is None:
             await stopping
         console.print("stopping ...")
-        signal.alarm(int(STOP_TIMEOUT))  # whatever hangs then is ended, and its parent tidies up
+        # Whatever hangs then is ended, and its parent tidies up.
+        signal.alarm(int(settings.drain_timeout + STOP_TIMEOUT))
     if not starting.cancelled():
         starting.result()
 
 
-def _listen_for_signals(stop: asyncio.Event, console: Console) -> None:
-    def asked_to_stop() -> None:
-        if stop.is_set():
-            console.print("stopping already; it takes a few seconds")
-        stop.set()
+class _Signals:
+    """The first one means: stop; the second: now."""
 
-    loop = asyncio.get_running_loop()
-    for number in stop_signals():
-        loop.add_signal_handler(number, asked_to_stop)
+    def __init__(self, console: Console) -> None:
+        self.stop = asyncio.Event()
+        self.now = asyncio.Event()
+        self._console = console
+
+    def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in stop_signals():
+            loop.add_signal_handler(number, self._received)
+
+    def _received(self) -> None:
+        if self.now.is_set():
+            self._console.print("stopping already; it takes a few seconds")
+        if self.stop.is_set():
+            self.now.set()
+        self.stop.set()
 
 
 async def _start(
     settings: UpSettings,
     folder: str,
     stack: AsyncExitStack,
-    stop: asyncio.Event,
+    signals: _Signals,
     console: Console,
 ) -> None:
     console.print("starting Ray ...")
     owned = await stack.enter_async_context(_ray(folder))
-    _listen_for_signals(stop, console)  # again, for Ray has put a handler of its own before ours
+    signals.listen()  # again, for Ray has put a handler of its own before ours
     console.print("starting the balancer ...")
-    await stack.enter_async_context(_application(settings, ray_is_ours=owned))
+    balancer = await stack.enter_async_context(_application(settings, ray_is_ours=owned))
     if settings.agents:
         console.print("loading the model ...")
     actors = await stack.enter_async_context(_agents(settings.agents))
     linked = await _wait_for_slots(settings, actors, console)
     watching = asyncio.create_task(_report_losses(settings.agents, actors, console))
     stack.callback(watching.cancel)
+    stack.push_async_callback(_drain, balancer, settings.drain_timeout, signals, console)
     console.print(_greeting(settings, linked), soft_wrap=True, highlight=False, markup=False)
 
 
@@ -248,7 +269,8 @@ def _answers(address: str) -> bool:
 
 
 @asynccontextmanager
-async def _application(settings: UpSettings, *, ray_is_ours: bool) -> AsyncGenerator[None]:
+async def _application(settings: UpSettings, *, ray_is_ours: bool) -> AsyncGenerator[Any]:
+    """The handle of the balancer."""
     from ray import serve
     from ray.exceptions import RayError
 
@@ -266,12 +288,37 @@ async def _application(settings: UpSettings, *, ray_is_ours: bool) -> AsyncGener
         except (RayError, RuntimeError, OSError, ValueError) as error:
             raise StartError(f"the balancer did not start: {error}") from error
         try:
-            yield
+            yield handle
         finally:
             await _tell_clients(handle)
     finally:
         if not ray_is_ours:  # else it ends with Ray, and quicker
             await asyncio.to_thread(serve.shutdown)
+
+
+async def _drain(balancer: Any, timeout: float, signals: _Signals, console: Console) -> None:  # noqa: ASYNC109
+    """Until what runs is over, or a second signal comes."""
+    draining = asyncio.ensure_future(_drained(balancer))
+    now = asyncio.create_task(signals.now.wait())
+    first = asyncio.FIRST_COMPLETED
+    done, _ = await asyncio.wait({draining, now}, timeout=UNNOTICED, return_when=first)
+    if not done:
+        console.print(
+            f"what runs is finished first, for up to {timeout:g} s; once more to stop now"
+        )
+        await asyncio.wait({draining, now}, timeout=timeout, return_when=first)
+    for task in (draining, now):
+        task.cancel()
+    await asyncio.gather(draining, now, return_exceptions=True)
+
+
+async def _drained(balancer: Any) -> None:
+    from ray.exceptions import RayError
+
+    try:
+        await balancer.drain.remote()
+    except (RayError, RuntimeError, OSError) as error:
+        log.warning("the balancer could not be drained: %s", error)
 
 
 async def _tell_clients(handle: Any) -> None:

@@ -16,7 +16,15 @@ from agent.engine import Chunk, KvLayout, SamplerPlace
 from agent.llama import Attention, Device, LlamaEngine, check_loadable
 from common.errors import DecodeError, ModelError
 from common.ids import RequestId, SequenceId, TokenId
-from common.messages import ChatMessage, Conversation, FinishReason, Pooling, RawPrompt, Sampling
+from common.messages import (
+    ChatMessage,
+    Conversation,
+    Finished,
+    FinishReason,
+    Pooling,
+    RawPrompt,
+    Sampling,
+)
 from common.models import CacheType, FlashAttention
 from deploy.model import default_model
 
@@ -138,6 +146,60 @@ def test_progress_inside_an_embedding_can_be_seen(engine: LlamaEngine) -> None:
     engine.embedder.begin([engine.embedder.tokenize("word " * 400)], Pooling.LAST)
 
     assert len(seen_meanwhile(engine, lambda: engine.embedder.advance(None))) > 20
+
+
+def test_chats_that_take_turns_on_fewer_slots_never_hear_of_each_other(
+    engine: LlamaEngine,
+) -> None:
+    """B15: three chats on two slots. Each is about one word, which the model says again and again; a
+    word of another chat could only come out of what that one has left in the cache.
+    """
+    words = ("apple", "tiger", "river")
+    turns = 60
+    start = {word: f"The secret word is {word}." for word in words}
+    histories = dict(start)
+    read: dict[str, list[list[TokenId]]] = {word: [] for word in words}
+    running = Running(engine)
+    open_turns: dict[str, str] = {}
+    begun = cached = said = 0
+    while begun < turns or open_turns:
+        while begun < turns and len(open_turns) < 2:
+            word = words[begun % 3]
+            name = f"{word} {begun}"
+            # Now and then another chat, which begins like the one before.
+            longer = histories[word] if begun % 30 < 27 else start[word]
+            histories[word] = f"{longer} Question {begun}. The secret word is"
+            open_turns[name] = histories[word]
+            running.submit(name, RawPrompt(histories[word]), max_tokens=2)
+            begun += 1
+        running.step()
+        ended = {event.request_id for event in running.events if isinstance(event, Finished)}
+        for name in open_turns.keys() & ended:
+            word, asked = name.split()[0], open_turns.pop(name)
+            text, end = running.outcome(name)
+            histories[word] = asked + text
+            prompt = engine.vocabulary.tokenize(asked)
+            known = max((_common(prompt, tokens) for tokens in read[word]), default=0)
+            read[word].append(engine.vocabulary.tokenize(histories[word]))
+
+            heard = {each for each in words if each in text}
+            assert heard <= {word}
+            said += bool(heard)
+            assert end.usage.prompt_tokens == len(prompt)
+            assert end.usage.cached_prompt_tokens <= known, "more than this chat has ever fed"
+            cached += end.usage.cached_prompt_tokens
+    figures = running.scheduler.figures
+    running.forget()
+
+    assert said > 0.7 * turns, "else the words would show nothing"
+    assert figures.prompt_tokens_cached == cached
+    assert cached > figures.prompt_tokens_fed, "hardly anything was shared"
+
+
+def _common(one: list[TokenId], other: list[TokenId]) -> int:
+    """How many tokens they begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def test_a_paused_stream_goes_on_where_it_was(small: LlamaEngine) -> None:

@@ -5,7 +5,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,59 @@ def test_stopping_ends_streams_with_a_message_and_leaves_nothing_behind(stop: St
         assert up.command.lines[up.command.lines.index("Ctrl-C stops it.") + 1 :] == [
             "stopping ..."
         ]
+
+
+LONG = {
+    "model": "default",
+    "messages": [{"role": "user", "content": "Tell me a long story."}],
+    "max_tokens": 300,
+    "ignore_eos": True,
+    "stream": True,
+}
+
+
+@contextmanager
+def long_story(up: Up) -> Generator[Iterator[str]]:
+    """The lines of an answer that goes on for seconds; the first has come."""
+    body = {**LONG, "model": up.client.get("/v1/models").json()["data"][0]["id"]}
+    with up.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        lines = (line for line in response.iter_lines() if line.startswith("data: "))
+        next(lines)
+        yield lines
+
+
+def test_what_runs_is_finished_before_it_stops() -> None:
+    before = folders()
+    with start_up() as up, long_story(up) as story:
+        up.command.process.send_signal(signal.SIGINT)
+        up.command.expect("what runs is finished first")
+
+        refused = up.client.post(ROUTE, json=CONVERSATION)
+        health = up.client.get("/health")
+        *_, last, end = story
+
+        assert "Error" in refused.json()
+        assert health.status_code == 503
+        assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert end == "data: [DONE]"
+        assert up.command.ended() == 0
+        assert up.command.processes() == []
+        assert folders() <= before
+
+
+def test_a_second_signal_stops_it_now() -> None:
+    before = folders()
+    with start_up() as up, long_story(up) as story:
+        up.command.process.send_signal(signal.SIGINT)
+        up.command.expect("what runs is finished first")
+
+        assert up.command.stop(signal.SIGINT) == 0
+
+        assert (
+            json.loads(list(story)[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
+        )
+        assert up.command.processes() == []
+        assert folders() <= before
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,17 @@ from played import Play, PlayedAgent, Until
 
 from balancer.app import create_app
 from balancer.balancer import Balancer
+from balancer.limits import Limits
 
 
 @pytest.fixture
-async def balancer() -> Balancer:
-    return Balancer(buffer_capacity=2, patience=60.0)
+def limits() -> Limits:
+    return Limits()
+
+
+@pytest.fixture
+async def balancer(limits: Limits) -> Balancer:
+    return Balancer(buffer_capacity=2, patience=60.0, limits=limits)
 
 
 @pytest.fixture

@@ -37,8 +37,10 @@ COVERED_BY = {
     "agent/tool_schema.py": "agent/tools.py",
     "balancer/buffer.py": "balancer/dispatcher.py",
     "deploy/options.py": "deploy/cli.py",
+    "balancer/progress.py": "balancer/balancer.py",
     "balancer/pool.py": "balancer/dispatcher.py",
     "balancer/policy.py": "balancer/dispatcher.py",
+    "balancer/server_events.py": "balancer/openai.py",
 }
 
 # Shells over Ray, llama.cpp or processes, driven by integration_tests/.

@@ -82,11 +82,16 @@ class Command:
 
     def processes(self) -> list[str]:
         """The command lines of all that it has started and that still runs."""
-        found: list[str] = []
+        return [line for _, line in self.running()]
+
+    def running(self) -> list[tuple[int, str]]:
+        """The same, with their numbers."""
+        found: list[tuple[int, str]] = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if self.mark.encode() in (folder / "environ").read_bytes():
-                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+                    line = (folder / "cmdline").read_text().replace("\0", " ")
+                    found.append((int(folder.name), line))
         return found
 
     def kill_the_rest(self) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from answers import content
+from msgspec.structs import replace
 from PIL import Image
 
 from agent.echo import ByteVocabulary, EchoEngine
@@ -339,6 +340,28 @@ def test_control_tokens_that_are_marks_are_fed_as_text() -> None:
     assert prepared.marks == {MarkedVocabulary.MARK: b"[TOOL_CALLS]"}
 
 
+def test_an_answer_cannot_go_on_behind_tokens_that_the_model_does_not_have() -> None:
+    """What another agent said may be wrong, and samplers may not survive it."""
+
+    class Strict(EchoEngine):
+        def sampler(
+            self,
+            prompt: Sequence[TokenId],
+            sampling: Sampling,
+            constraint: Guidance | None,
+            logprobs: int | None,
+            resumed: Sequence[TokenId] = (),
+            /,
+        ) -> Sampler:
+            raise AssertionError("it is not asked")
+
+    for token in (-1, ByteVocabulary.size):
+        with pytest.raises(RequestError, match=f"no token {token}"):
+            Preparer(Strict(slots=1, context=16)).prepare_prompt(
+                replace(request(RawPrompt("a")), resumed=(TokenId(97), TokenId(token)))
+            )
+
+
 class Guided(EchoEngine):
     """Remembers what the latest answer was to follow."""
 
@@ -350,10 +373,11 @@ class Guided(EchoEngine):
         sampling: Sampling,
         constraint: Guidance | None,
         logprobs: int | None,
+        resumed: Sequence[TokenId] = (),
         /,
     ) -> Sampler:
         self.guidance = constraint
-        return super().sampler(prompt, sampling, None, logprobs)
+        return super().sampler(prompt, sampling, None, logprobs, resumed)
 
 
 def test_an_answer_that_must_call_a_tool_follows_a_grammar_with_the_models_own_marks() -> None:

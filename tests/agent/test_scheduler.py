@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 from answers import content, plain_output, text_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from agent.budget import TILE
 from agent.echo import END, ByteVocabulary, EchoEngine
@@ -113,9 +112,14 @@ class Running:
         cache_prompt: bool = True,
         output: OutputStream | None = None,
         marks: Mapping[TokenId, bytes] | None = None,
+        resumed: str = "",
     ) -> None:
         prompt, images = mixed(text)
-        sampler = self.engine.sampler(prompt, Sampling(ignore_eos=ignore_eos), None, None)
+        told = tuple(TokenId(byte) for byte in resumed.encode())
+        sampler = self.engine.sampler(prompt, Sampling(ignore_eos=ignore_eos), None, None, told)
+        output = output or plain_output(stop)
+        for token in told:
+            output.feed(bytes([token]))
         self.do(
             self.scheduler.submit(
                 PreparedRequest(
@@ -123,11 +127,12 @@ class Running:
                     prompt,
                     max_tokens,
                     sampler,
-                    output or plain_output(stop),
+                    output,
                     marks or {},
                     cache_salt=salt,
                     cache_prompt=cache_prompt,
                     images=images,
+                    resumed=told,
                 )
             )
         )
@@ -648,6 +653,43 @@ def test_the_cache_keeps_no_more_than_it_may() -> None:
     running.check()
 
 
+def test_the_cache_keeps_no_more_than_it_may_also_when_a_request_fails_that_shared_it() -> None:
+    running = Running(slots=3, context=200, cells=600, most_cached=100)
+    running.submit(R1, "p" * 80, max_tokens=2)
+    running.step()
+    running.submit(R2, "p" * 80, ignore_eos=True)
+    while not isinstance(running.last(R1), Finished):
+        running.step()
+    running.submit(R3, "z" * 80, max_tokens=1)
+    running.step()
+    assert isinstance(running.last(R3), Finished)
+
+    running.do(running.scheduler.fail(running.plan(), "failed"))
+
+    assert isinstance(running.last(R2), Failed)
+    assert running.scheduler.figures.cells_cached <= 100
+    running.check()
+
+
+def test_the_cache_keeps_no_more_than_it_may_also_when_a_request_ends_that_brought_nothing_new() -> (
+    None
+):
+    running = Running(slots=3, context=200, cells=600, most_cached=100)
+    running.submit(R1, "z" * 80, ignore_eos=True)
+    running.step()
+    running.submit(R2, "p" * 80, max_tokens=1)
+    running.step()
+    running.submit(R3, "p" * 80 + "q")
+    running.plan()
+
+    running.do(running.scheduler.cancel(R1))
+    running.do(running.scheduler.cancel(R3))
+
+    assert len(running.shares) == 1
+    assert running.scheduler.figures.cells_cached <= 100
+    running.check()
+
+
 def test_two_chats_with_a_common_beginning_keep_their_own_sequences() -> None:
     """B15 and B17: from the second turn on each finds its own history, whole, and no other's."""
     running = Running(slots=2, context=4000, cells=8000, sequences=8)
@@ -1119,6 +1161,24 @@ def test_an_image_that_is_being_fed_is_waited_for() -> None:
     assert running.fed == TILE + 2
 
 
+def test_a_stream_has_its_turn_between_images_and_suspects() -> None:
+    running = Running(slots=4, context=100, batch_size=8)
+    for request_id in (R1, R2):
+        running.submit(request_id, "s" * 90, cache_prompt=False)
+    while running.fed < 150:
+        running.step()
+    running.do(running.scheduler.fail(running.plan(), "failed"))
+    running.submit(R3, "a", ignore_eos=True, max_tokens=20)
+    running.submit(R4, "".join(f"<{name}*5>" for name in "klmnopqrstu"))
+    waits = [0]
+    while not any(isinstance(event, Finished) for event in running.told):
+        tokens = len(running.told)
+        running.step()
+        waits.append(0 if len(running.told) > tokens else waits[-1] + 1)
+
+    assert max(waits) <= 3
+
+
 def test_an_image_gets_its_cells_from_the_youngest() -> None:
     running = Running(slots=3, context=40, cells=100, most_cached=0)
     for request_id, letter in ((R1, "a"), (R3, "b")):
@@ -1193,98 +1253,6 @@ def test_a_request_that_is_over_keeps_no_image() -> None:
     assert kept() is None
 
 
-PIECES = ["a", "b", "ab", "<x*3>", "<y*5>", "<z*9>", "<v/3>", "<w/9>"]
-
-
-def _fitting(pieces: list[str]) -> str:
-    """The first ones, as far as they have 20 tokens."""
-    text = ""
-    for piece in pieces:
-        if len(mixed(text + piece)[0]) <= 20:
-            text += piece
-    return text
-
-
-class Histories(RuleBasedStateMachine):
-    """Whatever clients and the model do, in whatever order."""
-
-    SLOTS = 3
-
-    @initialize(
-        batch_size=st.integers(6, 40),
-        cells=st.integers(24, 80),
-        most_cached=st.integers(0, 80),
-        shares_cells=st.booleans(),
-        shares_part=st.booleans(),
-    )
-    def start(
-        self, batch_size: int, cells: int, most_cached: int, shares_cells: bool, shares_part: bool
-    ) -> None:
-        self.running = Running(
-            slots=self.SLOTS,
-            context=24,
-            batch_size=batch_size,
-            cells=cells,
-            most_cached=most_cached,
-            shares_cells=shares_cells,
-            shares_part=shares_part,
-        )
-        self.count = 0
-        self.live: set[RequestId] = set()
-
-    @rule(
-        text=st.lists(st.sampled_from(PIECES), min_size=1, max_size=20).map(_fitting),
-        max_tokens=st.integers(1, 30),
-        salt=st.sampled_from(["", "other"]),
-        ignore_eos=st.booleans(),
-    )
-    def submit(self, text: str, max_tokens: int, salt: str, ignore_eos: bool) -> None:
-        if len(self.live) < self.SLOTS:
-            self.count += 1
-            request_id = RequestId(f"r{self.count}")
-            self.live.add(request_id)
-            self.running.submit(
-                request_id, text, max_tokens=max_tokens, salt=salt, ignore_eos=ignore_eos
-            )
-
-    @rule()
-    def step(self) -> None:
-        assert bool(self.running.step()) == bool(self.live), "stalled"
-        self.observe()
-
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        if self.live:
-            request_id = data.draw(st.sampled_from(sorted(self.live)))
-            self.running.do(self.running.scheduler.cancel(request_id))
-            self.observe()
-
-    @rule()
-    def fail(self) -> None:
-        chunks = self.running.plan()
-        self.running.do(self.running.scheduler.fail(chunks, "failed"))
-        self.observe()
-
-    def observe(self) -> None:
-        for event in self.running.told:
-            assert event.request_id in self.live, "spoke of the dead"
-            if isinstance(event, Finished | Failed):
-                self.live.remove(event.request_id)
-        self.running.told.clear()
-
-    @invariant()
-    def idle_only_when_nothing_lives(self) -> None:
-        assert self.running.scheduler.is_idle == (not self.live)
-
-    @invariant()
-    def the_account_of_cells_is_right(self) -> None:
-        self.running.check()
-
-
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-
-
 def test_ten_thousand_requests_leave_nothing_behind() -> None:
     running = Running(slots=4, context=64, cells=256, most_cached=128)
 
@@ -1319,3 +1287,87 @@ def test_the_echo_engines_end_token_is_silent() -> None:
 
     assert vocabulary.is_end(END)
     assert vocabulary.piece(END) == b""
+
+
+def test_an_answer_goes_on_behind_what_was_told_elsewhere() -> None:
+    running = Running()
+    running.submit(R1, "abcdef", resumed="abc")
+    running.submit(R2, "xyz")
+
+    running.run()
+
+    assert (running.text(R1), running.text(R2)) == ("def", "xyz")
+    assert running.usage(R1) == Usage(6, 0, content_tokens=6)
+    running.check()
+
+
+def test_what_was_generated_elsewhere_counts_for_the_limit() -> None:
+    running = Running()
+    running.submit(R1, "abcdef", resumed="abc", max_tokens=4)
+
+    running.run()
+
+    assert running.text(R1) == "d"
+    assert running.last(R1) == Finished(R1, FinishReason.LENGTH, Usage(6, 0, content_tokens=4))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_tokens": 3}, FinishReason.LENGTH),
+        ({"stop": ("c",)}, FinishReason.STOP),
+    ],
+)
+def test_an_answer_that_was_complete_elsewhere_ends_at_once(
+    options: dict[str, Any], reason: FinishReason
+) -> None:
+    running = Running()
+    running.submit(R1, "abcdef", resumed="abc", **options)
+
+    assert running.scheduler.is_idle
+    assert running.last(R1) == Finished(R1, reason, Usage(6, 0, content_tokens=3))
+    running.check()
+
+
+def test_an_answer_too_long_for_this_agents_context_ends_with_its_length() -> None:
+    running = Running(context=8)
+    running.submit(R1, "abcdef", resumed="abcdef")
+
+    end = running.last(R1)
+    assert isinstance(end, Finished)
+    assert end.reason is FinishReason.LENGTH
+
+
+def test_a_stop_text_that_began_elsewhere_is_found() -> None:
+    running = Running()
+    running.submit(R1, "abcdef", resumed="abc", stop=("cd",))
+
+    running.run()
+
+    assert running.text(R1) == ""
+    assert running.last(R1) == Finished(R1, FinishReason.STOP, Usage(6, 0, content_tokens=4))
+
+
+def test_only_the_cached_part_of_the_prompt_is_told_when_an_answer_goes_on() -> None:
+    running = Running()
+    running.submit(R1, "abcdefghijkl", ignore_eos=True, max_tokens=20)
+    running.run()
+
+    running.submit(R2, "abcdefghijkl", ignore_eos=True, max_tokens=18, resumed="abcdefghijklabcd")
+    running.run()
+
+    assert running.text(R2) == "ef"
+    assert running.usage(R2).cached_prompt_tokens == 12
+
+
+def test_an_answer_that_goes_on_survives_a_pause() -> None:
+    running = Running(slots=2, context=64, cells=64)
+    running.submit(R1, "aaaa", ignore_eos=True, max_tokens=50)
+    running.submit(R2, "bcde", ignore_eos=True, max_tokens=50, resumed="bcdebc")
+
+    running.run()
+
+    assert running.scheduler.figures.pauses
+    assert running.text(R2) == ("bcde" * 13)[6:50]
+    assert running.usage(R2).content_tokens == 50
+    running.check()

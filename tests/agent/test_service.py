@@ -9,18 +9,20 @@ from typing import Any, NoReturn
 import pytest
 from answers import text_of
 from engines import HeldEngine, HeldVision, HeldVocabulary
+from msgspec.structs import replace
 from websockets.asyncio.server import Server, ServerConnection, serve
 
 from agent import step_watch
 from agent.engine import Engine
 from agent.host import Models
-from agent.link import LinkRefusedError
+from agent.link import GivenUpError, LinkRefusedError
 from agent.model_files import ModelFileError
 from agent.service import Agent, StalledError
 from agent.swap import ModelSwap, Setup
 from common.errors import ErrorCode, ModelError, ProjectorError, RequestError
 from common.ids import RequestId, TokenId
 from common.messages import (
+    GIVEN_UP,
     IMAGE_MARKER,
     PROTOCOL,
     REFUSED,
@@ -51,6 +53,8 @@ from common.messages import (
     ToBalancer,
     TokenGenerated,
     Tokenize,
+    Tokenized,
+    TokenPrompt,
     Usage,
     decode_to_balancer,
     encode,
@@ -243,13 +247,13 @@ class PlayedModels:
 
 
 class RunningAgent:
-    def __init__(self, url: str, models: Models) -> None:
+    def __init__(self, url: str, models: Models, *, longest_drain: float = 100.0) -> None:
         self.agent = Agent(
             balancer=url,
             name="one",
             labels=("gpu",),
             models=models,
-            swap=ModelSwap(own=EngineChoices(slots=2), pinned=None),
+            swap=ModelSwap(own=EngineChoices(slots=2), pinned=None, longest_drain=longest_drain),
         )
         self.task = asyncio.create_task(self.agent.run())
 
@@ -312,11 +316,32 @@ async def test_documents_take_a_slot_and_are_embedded(
         if isinstance(frame, Step):
             told += [event for event in frame.events if event.request_id == R2]
     assert told == [
-        Embedded(R2, "one", 2, struct.pack("<2f", 97.5, 1)),
+        Embedded(R2, "one", 2, struct.pack("<2f", 97.5, 1), tokens=2),
         DocumentTooLong(R2, "long", 513, 512),
         Finished(R2, FinishReason.STOP, Usage(prompt_tokens=2)),
     ]
     await link.status(lambda status: status.slots_processing == 0)
+
+
+async def test_what_is_asked_twice_before_its_end_is_nothing_new(
+    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
+) -> None:
+    link = await balancer.link()
+    await link.ready()
+
+    await link.send(ask(R1, "ab"), ask(R1, "cd"), Detokenize(R1, (TokenId(97),)), ask(R2, "ef"))
+    await link.send(ask(R3, "gh"))
+
+    assert await link.event() == Busy(R3)
+    engine.open()
+    told: list[Event] = []
+    while len([event for event in told if isinstance(event, Finished)]) < 2:
+        frame = await link.frame()
+        told += frame.events if isinstance(frame, Step) else ()
+    for request_id, text in ((R1, "ab"), (R2, "ef")):
+        *tokens, end = (event for event in told if event.request_id == request_id)
+        assert "".join(text_of(e) for e in tokens if isinstance(e, TokenGenerated)) == text
+        assert isinstance(end, Finished)
 
 
 async def test_the_status_tells_how_the_scheduler_does(
@@ -615,6 +640,90 @@ async def test_what_is_loaded_is_described_over_every_link(
     assert await (await balancer.link()).description() == described
 
 
+async def test_what_runs_past_the_drain_is_given_back_to_go_on_elsewhere(
+    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
+) -> None:
+    link = await balancer.link()
+    await link.ready()
+    await link.send(ask(R1, "abc"))
+    await link.status(lambda status: status.slots_processing == 1)
+
+    draining = asyncio.create_task(running.agent.drain(timeout=0))
+    await link.status(lambda status: status.leaving)
+    engine.open()
+
+    text, end = await link.outcome(R1)
+    assert "abc".startswith(text)
+    assert end == Busy(R1)
+    await draining
+    await running.ended()
+
+
+async def test_a_swap_waits_for_what_runs_only_so_long_and_then_gives_it_back(
+    balancer: PlayedBalancer, engine: HeldEngine, models: PlayedModels
+) -> None:
+    running = RunningAgent(await balancer.start(), models, longest_drain=0)
+    other = HeldEngine()
+    models.engines[OTHER.path] = other
+    link = await balancer.link()
+    await link.ready()
+    await link.send(ask(R1, "abc"))
+    await link.status(lambda status: status.slots_processing == 1)
+
+    await link.send(wanted(OTHER, number=2))
+    await link.status(lambda status: status.awaits_turn)
+    await link.send(Swap(1))
+    await link.status(lambda status: status.swapping)
+    engine.open()
+
+    assert (await link.outcome(R1))[1] == Busy(R1)
+    assert (await link.status(lambda status: status.turn_taken == 1)).model_path == OTHER.path
+    running.agent.stop()
+    await running.ended()
+
+
+async def test_an_answer_that_another_agent_began_goes_on(
+    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
+) -> None:
+    link = await balancer.link()
+    await link.ready()
+    told = tuple(TokenId(byte) for byte in "hé".encode()[:2])  # half a character is held back
+
+    await link.send(replace(ask(R1, "héll"), resumed=told))
+    engine.open()
+
+    text, end = await link.outcome(R1)
+    assert text == "éll"
+    assert end == Finished(R1, FinishReason.STOP, Usage(5, 0, content_tokens=5))
+
+
+async def test_a_request_that_is_sent_again_is_not_begun_again(
+    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
+) -> None:
+    link = await balancer.link()
+    await link.ready()
+
+    await link.send(ask(R1, "abc"), ask(R1, "abc"))
+    engine.open()
+
+    assert (await link.outcome(R1))[0] == "abc"
+    await link.send(ask(R2, "x"))
+    assert (await link.outcome(R2))[0] == "x"
+
+
+async def test_agents_of_one_model_and_template_can_go_on_with_each_others_answers(
+    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
+) -> None:
+    link = await balancer.link()
+
+    assert (await link.status(lambda status: True)).fingerprint == ""
+    await link.ready()
+    await link.send(wanted(chat_template="{{ messages[0].content }}", number=2))
+    other = (await link.status(lambda status: status.applied == 2)).fingerprint
+    await link.send(wanted(number=3))
+    assert (await link.status(lambda status: status.applied == 3)).fingerprint not in (other, "")
+
+
 async def test_a_model_is_swapped_in_turn_when_nothing_runs(
     balancer: PlayedBalancer,
     running: RunningAgent,
@@ -784,6 +893,33 @@ async def test_a_swap_waits_for_prompts_that_are_still_prepared_for_nobody(
     assert models.loads == [HELD.path, OTHER.path]
 
 
+async def test_texts_that_nobody_waits_for_are_not_tokenized(
+    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
+) -> None:
+    """Else all that comes later would wait behind what others have left."""
+    vocabulary = HeldVocabulary()
+    engine.vocabulary = vocabulary
+    link = await balancer.link()
+    await link.ready()
+    texts = [
+        Tokenize(request_id=RequestId(f"t{n}"), prompt=RawPrompt(str(n)), adds_beginning=False)
+        for n in range(20)
+    ]
+    await link.send(*texts)
+    await link.send(*(Cancel(text.request_id) for text in texts))
+    await link.send(Tokenize(request_id=R1, prompt=RawPrompt("last"), adds_beginning=False))
+
+    await asyncio.to_thread(vocabulary.is_used.wait, 10)
+    await link.send(Generate(request_id=R2, prompt=TokenPrompt((TokenId(1),)), max_tokens=1))
+    await link.status(lambda status: status.slots_processing == 1)  # it has read all that
+    vocabulary.may_go_on.set()
+    event = await link.event()
+
+    assert isinstance(event, Tokenized)
+    assert event.request_id == R1
+    assert len(vocabulary.texts) <= 2 + 1, "more than what the threads had begun"
+
+
 # Images
 
 PIXEL = (  # a BMP of one white pixel
@@ -920,6 +1056,18 @@ async def test_a_balancer_that_refuses_ends_the_agent(
     await link.socket.close(REFUSED, "this balancer speaks protocol 9")
 
     with pytest.raises(LinkRefusedError, match="protocol 9"):
+        await running.ended()
+
+
+async def test_an_agent_that_is_held_for_dead_ends(
+    balancer: PlayedBalancer, running: RunningAgent
+) -> None:
+    link = await balancer.link()
+    await link.frame()
+
+    await link.socket.close(GIVEN_UP, "it says nothing")
+
+    with pytest.raises(GivenUpError, match="it says nothing"):
         await running.ended()
 
 

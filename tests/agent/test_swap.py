@@ -9,9 +9,12 @@ from agent.swap import (
     FIRST_DELAY,
     LOADS_IN_TURN,
     LONGEST_DELAY,
+    LONGEST_DRAIN,
     PAUSE_IN_TURN,
     Effect,
     Find,
+    GiveBack,
+    LimitDrain,
     Load,
     ModelSwap,
     Retry,
@@ -85,9 +88,11 @@ def test_a_model_that_serves_is_let_go_in_turn_when_nothing_runs(swap: ModelSwap
     assert swap.found(setup(B)) == []
     assert swap.idle() == []
     assert (swap.awaits_turn, swap.is_swapping) == (True, False)
-    assert swap.turn(3) == []
+    assert swap.turn(3) == [LimitDrain(LONGEST_DRAIN)]
     assert (swap.awaits_turn, swap.is_swapping) == (False, True)
+    assert swap.drained_long_enough() == [GiveBack()]
     assert swap.idle() == [Load(setup(B))]
+    assert swap.drained_long_enough() == []
     assert swap.is_swapping
     assert swap.loaded() == []
     assert (swap.is_swapping, swap.turn_taken) == (False, 3)
@@ -317,6 +322,7 @@ class Histories(RuleBasedStateMachine):
         self.turns = 0
         self.open_turn: int | None = None
         self.runs = False
+        self.drains = False
 
     def do(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -336,6 +342,11 @@ class Histories(RuleBasedStateMachine):
                 case UseTemplate():
                     assert self.loaded is not None
                     self.do(self.swap.template_used(()))
+                case LimitDrain():
+                    self.drains = True
+                case GiveBack():
+                    assert self.swap.is_swapping
+                    self.runs = False
                 case Retry(after):
                     self.retry = after
         if self.open_turn is not None and self.swap.turn_taken >= self.open_turn:
@@ -389,6 +400,12 @@ class Histories(RuleBasedStateMachine):
     def end_what_runs(self) -> None:
         self.runs = False
         self.do(self.swap.idle())
+
+    @precondition(lambda self: self.drains)
+    @rule()
+    def end_the_drain(self) -> None:
+        self.drains = False
+        self.do(self.swap.drained_long_enough())
 
     @precondition(lambda self: self.retry is not None)
     @rule()

@@ -5,8 +5,9 @@ from typing import Any, cast
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from balancer.bodies import MOST_KEYS, check_size
+from balancer.bodies import check_size
 from balancer.desired_state import AgentOverrides, BalancerDesiredState
+from balancer.limits import MOST_KEYS
 from balancer.native_requests import GenerateEmbeddingBatchParams, SocketRequest
 from balancer.openai_chat import ChatRequest
 from balancer.openai_completions import CompletionRequest

@@ -1,16 +1,12 @@
-"""The dispatcher's decisions, one per test; then what must hold whatever happens."""
-
-from collections.abc import Iterable
+"""The dispatcher's decisions, one per test. What must hold whatever happens: see the machine."""
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from balancer.buffer import Buffer
 from balancer.dispatcher import (
     LONGEST_SWAP,
     MOST_LOSSES,
+    MOST_MOVES,
     Abandon,
     Dispatch,
     Dispatcher,
@@ -21,7 +17,7 @@ from balancer.dispatcher import (
 from balancer.terms import Priority, Terms
 from common.ids import AgentId, RequestId
 
-A, B = AgentId("a"), AgentId("b")
+A, B, C = (AgentId(name) for name in "abc")
 R1, R2, R3, R4 = (RequestId(f"r{n}") for n in (1, 2, 3, 4))
 
 
@@ -30,9 +26,11 @@ def dispatcher() -> Dispatcher:
     return Dispatcher(Buffer(capacity=2, patience=10.0))
 
 
-def join(dispatcher: Dispatcher, agent_id: AgentId, *, slots: int) -> list[Effect]:
+def join(
+    dispatcher: Dispatcher, agent_id: AgentId, *, slots: int, fingerprint: str = ""
+) -> list[Effect]:
     dispatcher.join(agent_id)
-    return dispatcher.report(agent_id, slots=slots, now=0)
+    return dispatcher.report(agent_id, slots=slots, fingerprint=fingerprint, now=0)
 
 
 def test_sends_a_request_to_a_free_slot_at_once(dispatcher: Dispatcher) -> None:
@@ -111,7 +109,7 @@ def test_a_refused_request_goes_back_to_the_head_and_the_agent_is_left_alone(
     join(dispatcher, A, slots=2)
     dispatcher.submit(R1, now=0)
 
-    assert dispatcher.refuse(R1) == []
+    assert dispatcher.refuse(R1, now=0.0) == []
     assert dispatcher.submit(R2, now=1) == []
     assert dispatcher.report(A, slots=2, now=0) == [Dispatch(R1, A), Dispatch(R2, A)]
 
@@ -119,7 +117,7 @@ def test_a_refused_request_goes_back_to_the_head_and_the_agent_is_left_alone(
 def test_a_refused_request_keeps_its_deadline(dispatcher: Dispatcher) -> None:
     join(dispatcher, A, slots=1)
     dispatcher.submit(R1, now=0)
-    dispatcher.refuse(R1)
+    dispatcher.refuse(R1, now=0.0)
 
     assert dispatcher.next_deadline == 10
 
@@ -129,7 +127,7 @@ def test_a_refused_request_goes_to_another_agent_at_once(dispatcher: Dispatcher)
     join(dispatcher, B, slots=1)
     dispatcher.submit(R1, now=0)
 
-    assert dispatcher.refuse(R1) == [Dispatch(R1, B)]
+    assert dispatcher.refuse(R1, now=0.0) == [Dispatch(R1, B)]
 
 
 def test_an_agent_that_refused_is_asked_again_once_it_has_finished_something(
@@ -138,18 +136,80 @@ def test_an_agent_that_refused_is_asked_again_once_it_has_finished_something(
     join(dispatcher, A, slots=2)
     dispatcher.submit(R1, now=0)
     dispatcher.submit(R2, now=0)
-    dispatcher.refuse(R2)
+    dispatcher.refuse(R2, now=0.0)
 
     assert dispatcher.finish(R1) == [Dispatch(R2, A)]
 
 
-def test_a_refusal_after_the_first_token_is_not_answered_twice(dispatcher: Dispatcher) -> None:
-    join(dispatcher, A, slots=1)
-    join(dispatcher, B, slots=1)
+def test_what_an_agent_gives_back_goes_on_with_new_patience_where_it_can(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=1, fingerprint="one")
     dispatcher.submit(R1, now=0)
     dispatcher.start(R1)
 
-    assert dispatcher.refuse(R1) == [Reject(R1, Rejection.AGENT_LOST)]
+    assert dispatcher.refuse(R1, now=50) == []
+    assert dispatcher.next_deadline == 60
+    assert join(dispatcher, B, slots=1, fingerprint="one") == [Dispatch(R1, B)]
+
+
+def test_what_has_begun_goes_on_only_with_the_same_model(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=1, fingerprint="one")
+    dispatcher.submit(R1, now=0)
+    dispatcher.start(R1)
+    dispatcher.leave(A, now=0)
+
+    assert join(dispatcher, B, slots=1, fingerprint="other") == []
+    assert dispatcher.submit(R2, now=0) == [Dispatch(R2, B)]  # it does not wait behind R1
+    assert join(dispatcher, C, slots=1, fingerprint="one") == [Dispatch(R1, C)]
+
+
+def test_what_has_begun_and_finds_no_agent_in_time_says_that_its_agent_was_lost(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=1, fingerprint="one")
+    dispatcher.submit(R1, now=0)
+    dispatcher.start(R1)
+
+    assert dispatcher.leave(A, now=5) == []
+    assert dispatcher.expire(now=15) == [Reject(R1, Rejection.AGENT_LOST)]
+
+
+def test_an_agent_that_leaves_in_order_is_no_loss(dispatcher: Dispatcher) -> None:
+    dispatcher.submit(R1, now=0)
+    for n in range(MOST_LOSSES + 1):
+        agent_id = AgentId(f"a{n}")
+        assert join(dispatcher, agent_id, slots=1, fingerprint="one") == [Dispatch(R1, agent_id)]
+        dispatcher.start(R1)
+        assert dispatcher.leave(agent_id, in_order=True, now=0) == []
+
+
+def test_a_request_that_gets_further_with_each_agent_is_not_what_kills_them(
+    dispatcher: Dispatcher,
+) -> None:
+    dispatcher.submit(R1, now=0)
+    for n in range(MOST_MOVES):
+        assert join(dispatcher, AgentId(f"a{n}"), slots=1, fingerprint="one")
+        dispatcher.start(R1)
+        assert dispatcher.leave(AgentId(f"a{n}"), now=0) == []
+
+    assert join(dispatcher, B, slots=1, fingerprint="one") == [Dispatch(R1, B)]
+    assert dispatcher.leave(B, now=0) == [Reject(R1, Rejection.AGENT_LOST)]  # not for ever
+
+
+def test_a_request_that_had_begun_and_then_kills_agent_after_agent_is_given_up(
+    dispatcher: Dispatcher,
+) -> None:
+    join(dispatcher, A, slots=1, fingerprint="one")
+    dispatcher.submit(R1, now=0)
+    dispatcher.start(R1)
+    assert dispatcher.leave(A, now=0) == []
+    for n in range(1, MOST_LOSSES):
+        assert join(dispatcher, AgentId(f"a{n}"), slots=1, fingerprint="one")
+        assert dispatcher.leave(AgentId(f"a{n}"), now=0) == []
+
+    assert join(dispatcher, B, slots=1, fingerprint="one") == [Dispatch(R1, B)]
+    assert dispatcher.leave(B, now=0) == [Reject(R1, Rejection.AGENT_LOST)]
 
 
 def test_a_draining_agent_gets_nothing_new(dispatcher: Dispatcher) -> None:
@@ -174,7 +234,9 @@ def test_what_a_lost_agent_had_not_begun_is_dispatched_again_in_order(
     assert join(dispatcher, B, slots=3) == [Dispatch(R1, B), Dispatch(R2, B), Dispatch(R3, B)]
 
 
-def test_what_a_lost_agent_had_begun_is_rejected(dispatcher: Dispatcher) -> None:
+def test_what_a_lost_agent_had_begun_is_rejected_if_it_cannot_be_told_who_could_go_on(
+    dispatcher: Dispatcher,
+) -> None:
     join(dispatcher, A, slots=2)
     dispatcher.submit(R1, now=0)
     dispatcher.start(R1)
@@ -329,6 +391,18 @@ def test_an_agent_lost_while_it_changes_its_model_is_not_waited_for(
     assert dispatcher.next_deadline == 17
 
 
+def test_who_came_first_goes_first_whichever_agent_lets_go_of_it_first() -> None:
+    dispatcher = Dispatcher(Buffer(capacity=4, patience=10.0))
+    join(dispatcher, A, slots=1)
+    join(dispatcher, B, slots=1)
+    for request_id in (R1, R2, R3):
+        dispatcher.submit(request_id, now=0)
+
+    assert dispatcher.refuse(R1, now=0) == []
+    assert dispatcher.leave(B, now=0) == []
+    assert join(dispatcher, C, slots=3) == [Dispatch(R1, C), Dispatch(R2, C), Dispatch(R3, C)]
+
+
 def test_a_request_refused_by_an_agent_that_changes_its_model_waits_for_it(
     dispatcher: Dispatcher,
 ) -> None:
@@ -336,198 +410,6 @@ def test_a_request_refused_by_an_agent_that_changes_its_model_waits_for_it(
     dispatcher.submit(R1, now=0)
     swap(dispatcher, A, now=9)
 
-    dispatcher.refuse(R1)
+    dispatcher.refuse(R1, now=0.0)
 
     assert dispatcher.next_deadline == 9 + LONGEST_SWAP
-
-
-CAPACITY, PATIENCE = 3, 5.0
-MODELS = ("one", "two")
-
-
-class Histories(RuleBasedStateMachine):
-    """Random clients and agents, against a plain model of who waits and who runs where."""
-
-    @initialize()
-    def start(self) -> None:
-        self.now = 0.0
-        self.count = 0
-        self.dispatcher = Dispatcher(Buffer(capacity=CAPACITY, patience=PATIENCE))
-        self.slots: dict[AgentId, int] = {}
-        self.draining: set[AgentId] = set()
-        self.refused: set[AgentId] = set()
-        self.models: dict[AgentId, str] = {}
-        self.terms: dict[RequestId, Terms] = {}
-        self.waiting: list[RequestId] = []
-        self.running: dict[RequestId, AgentId] = {}
-        self.abandoned: set[RequestId] = set()
-        self.started: set[RequestId] = set()
-
-    def observe(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            request_id = effect.request_id
-            assert request_id not in self.abandoned or isinstance(effect, Abandon)
-            match effect:
-                case Dispatch(_, agent_id):
-                    model = self.models[agent_id]
-                    fitting = [r for r in self.waiting if self.terms[r].model in (None, model)]
-                    assert fitting, "of another model"
-                    order = list(Priority)
-                    first = min(fitting, key=lambda r: order.index(self.terms[r].priority))
-                    assert first == request_id, "overtaken in the buffer"
-                    assert request_id not in self.started, "answered twice"
-                    self.waiting.remove(request_id)
-                    self.running[request_id] = agent_id
-                case Reject():
-                    if request_id in self.waiting:
-                        self.waiting.remove(request_id)
-                    else:
-                        del self.running[request_id]
-                case Abandon(_, agent_id):
-                    assert self.running[request_id] == agent_id
-
-    def pick(self, data: st.DataObject, among: Iterable[RequestId]) -> RequestId | None:
-        live = sorted(among)
-        return data.draw(st.sampled_from(live)) if live else None
-
-    @rule(
-        model=st.sampled_from([None, *MODELS]),
-        priority=st.sampled_from(Priority),
-        deadline=st.sampled_from([None, 3.0]),
-    )
-    def submit(self, model: str | None, priority: Priority, deadline: float | None) -> None:
-        self.count += 1
-        request_id = RequestId(f"r{self.count:04}")
-        terms = self.terms[request_id] = Terms(model, priority, deadline)
-        self.waiting.append(request_id)
-        self.observe(self.dispatcher.submit(request_id, terms, now=self.now))
-
-    @rule(slots=st.integers(0, 3), draining=st.booleans(), model=st.sampled_from(MODELS))
-    def join(self, slots: int, draining: bool, model: str) -> None:
-        self.count += 1
-        agent_id = AgentId(f"a{self.count:04}")
-        self.dispatcher.join(agent_id)
-        self.models[agent_id] = model
-        self.report(agent_id, slots, draining)
-
-    def report(self, agent_id: AgentId, slots: int, draining: bool, swapping: bool = False) -> None:
-        self.slots[agent_id] = slots
-        self.refused.discard(agent_id)
-        (self.draining.add if draining else self.draining.discard)(agent_id)
-        self.observe(
-            self.dispatcher.report(
-                agent_id,
-                slots=slots,
-                draining=draining,
-                swapping=swapping,
-                models=frozenset({self.models[agent_id]}),
-                now=self.now,
-            )
-        )
-
-    @rule(data=st.data(), slots=st.integers(0, 3), draining=st.booleans(), swapping=st.booleans())
-    def change(self, data: st.DataObject, slots: int, draining: bool, swapping: bool) -> None:
-        if self.slots:
-            agent_id = data.draw(st.sampled_from(sorted(self.slots)))
-            self.report(agent_id, slots, draining or swapping, swapping)
-
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        if not self.slots:
-            return
-        agent_id = data.draw(st.sampled_from(sorted(self.slots)))
-        del self.slots[agent_id]
-        lost = [r for r, holder in self.running.items() if holder == agent_id]
-        put_back: list[RequestId] = []
-        for request_id in lost:
-            if request_id in self.abandoned:
-                del self.running[request_id]
-                self.abandoned.remove(request_id)
-            elif request_id not in self.started:
-                put_back.append(request_id)
-        effects = self.dispatcher.leave(agent_id, now=self.now)
-        given_up = {effect.request_id for effect in effects if isinstance(effect, Reject)}
-        for request_id in put_back:
-            if request_id not in given_up:
-                del self.running[request_id]
-        self.waiting[:0] = [r for r in put_back if r not in given_up]
-        assert {r for r in lost if r in self.started and r in self.running} <= given_up
-        self.observe(effects)
-
-    @rule(data=st.data())
-    def start_request(self, data: st.DataObject) -> None:
-        if request_id := self.pick(data, self.running):
-            self.started.add(request_id)
-            self.dispatcher.start(request_id)
-
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
-        if request_id := self.pick(data, self.running):
-            self.refused.discard(self.running.pop(request_id))
-            self.abandoned.discard(request_id)
-            self.observe(self.dispatcher.finish(request_id))
-
-    @rule(data=st.data())
-    def refuse(self, data: st.DataObject) -> None:
-        if request_id := self.pick(data, self.running):
-            effects = self.dispatcher.refuse(request_id)
-            self.refused.add(self.running[request_id])
-            if request_id in self.abandoned:
-                self.abandoned.remove(request_id)
-                del self.running[request_id]
-            elif request_id not in self.started:
-                self.waiting.insert(0, request_id)
-                del self.running[request_id]
-            self.observe(effects)
-
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        live = [*self.waiting, *(r for r in self.running if r not in self.abandoned)]
-        if request_id := self.pick(data, live):
-            effects = self.dispatcher.cancel(request_id)
-            if request_id in self.waiting:
-                self.waiting.remove(request_id)
-                assert effects == []
-            else:
-                assert effects == [Abandon(request_id, self.running[request_id])]
-                self.abandoned.add(request_id)
-
-    @rule(data=st.data())
-    def speak_of_the_dead(self, data: st.DataObject) -> None:
-        gone = RequestId(f"r{data.draw(st.integers(0, self.count)):04}")
-        if gone not in self.running and gone not in self.waiting:
-            assert self.dispatcher.finish(gone) == []
-            assert self.dispatcher.refuse(gone) == []
-            assert self.dispatcher.cancel(gone) == []
-
-    @rule(seconds=st.floats(0.1, 6.0))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-        self.observe(self.dispatcher.expire(now=self.now))
-        assert self.dispatcher.next_deadline is None or self.dispatcher.next_deadline > self.now
-
-    @invariant()
-    def no_agent_is_given_more_than_it_offers(self) -> None:
-        for agent_id in self.slots:
-            bound = sum(holder == agent_id for holder in self.running.values())
-            assert self.dispatcher.bound(agent_id) == bound
-
-    @invariant()
-    def nobody_waits_while_a_slot_is_free(self) -> None:
-        free = [
-            agent_id
-            for agent_id, slots in self.slots.items()
-            if agent_id not in self.draining | self.refused
-            and self.dispatcher.bound(agent_id) < slots
-        ]
-        served = {self.models[agent_id] for agent_id in free}
-        fits = [r for r in self.waiting if served and self.terms[r].model in {None, *served}]
-        assert not fits
-
-    @invariant()
-    def the_buffer_holds_who_waits(self) -> None:
-        assert self.dispatcher.buffered == len(self.waiting)
-
-
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

@@ -2,7 +2,8 @@ import asyncio
 
 from answers import content
 
-from balancer.exchange import MOST_WAITING, MOST_WAITING_BYTES, Changes, Exchange, Told
+from balancer.exchange import Changes, Exchange, Told
+from balancer.limits import MOST_UNREAD_BYTES, MOST_UNREAD_EVENTS
 from common.ids import RequestId, TokenId
 from common.messages import (
     DocumentTooLong,
@@ -42,7 +43,7 @@ async def test_a_reader_waits_for_what_is_not_there_yet() -> None:
 
 async def test_says_when_it_is_full_but_has_room_for_the_last_event() -> None:
     exchange = Exchange()
-    for _ in range(MOST_WAITING):
+    for _ in range(MOST_UNREAD_EVENTS):
         assert not exchange.is_full
         exchange.put(token("a"))
 
@@ -66,7 +67,7 @@ async def test_vectors_and_refused_documents_are_not_the_last() -> None:
 
 async def test_is_full_of_a_few_large_vectors() -> None:
     exchange = Exchange()
-    large = Told("a", Embedded(R, "d", 1, bytes(MOST_WAITING_BYTES // 2)))
+    large = Told("a", Embedded(R, "d", 1, bytes(MOST_UNREAD_BYTES // 2)))
     exchange.put(large)
     assert not exchange.is_full
 

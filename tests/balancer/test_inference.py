@@ -12,7 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from balancer.balancer import Balancer
-from balancer.http import MAX_BODY_BYTES
+from balancer.limits import Limits
 from common.errors import ErrorCode
 from common.ids import TokenId
 from common.messages import (
@@ -228,7 +228,7 @@ async def test_too_many_waiting_requests_are_told_so_in_the_stream(
         (json.dumps({**RAW, "surprise": 1}).encode(), 400),
         (json.dumps({**RAW, "grammar": {"type": "gbnf"}}).encode(), 400),
         (json.dumps({**RAW, "n": 17}).encode(), 400),
-        (b" " * (MAX_BODY_BYTES + 1), 413),
+        (b" " * (Limits().body_bytes + 1), 413),
     ],
 )
 async def test_a_bad_body_gets_a_status_and_a_reason(
@@ -423,7 +423,7 @@ async def test_a_message_that_is_too_large_closes_its_socket(
     await ask(socket, "x")
     await until(lambda: balancer.buffered == 1)
 
-    await socket.send("é" * (MAX_BODY_BYTES // 2 + 1))  # counted in bytes, not in characters
+    await socket.send("é" * (Limits().body_bytes // 2 + 1))  # counted in bytes, not in characters
 
     with pytest.raises(ConnectionClosed):
         await receive(socket)

@@ -5,15 +5,18 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 import pytest
-from played import Until, ask
+from msgspec.structs import replace
+from played import Until, ask, metric
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin
 
 from balancer.balancer import Balancer
+from balancer.limits import Limits
 from balancer.link import AgentListener
 from common.ids import AgentId, RequestId
 from common.messages import (
+    GIVEN_UP,
     PROTOCOL,
     REFUSED,
     Cancel,
@@ -120,6 +123,18 @@ async def test_a_new_link_of_the_same_agent_replaces_the_old_one(
     await new.close()
 
 
+async def test_an_agent_that_has_come_to_a_stop_is_told_so(
+    balancer: Balancer, url: str, until: Until
+) -> None:
+    socket = await dial(url, join())
+    stuck = replace(status(version=2), step_age=7.0, step_limit=6.0)
+
+    await socket.send(encode(stuck))
+
+    assert await closed(socket) == GIVEN_UP
+    assert balancer.agents == []
+
+
 async def test_another_protocol_is_refused_for_good(balancer: Balancer, url: str) -> None:
     socket = await dial(url, join(protocol=PROTOCOL + 1))
 
@@ -203,3 +218,24 @@ async def test_stopping_the_listener_tells_the_agents(balancer: Balancer) -> Non
         await socket.recv()
     assert socket.close_code == 1001
     assert balancer.agents == []
+
+
+@pytest.mark.parametrize("limits", [Limits(agents=1)])
+async def test_more_agents_than_may_be_are_told_to_come_again(
+    balancer: Balancer, url: str, until: Until
+) -> None:
+    first = await dial(url, join())
+    await until(lambda: len(balancer.agents) == 1)
+
+    with pytest.raises(InvalidStatus) as caught:
+        await dial(url, join("b"))
+
+    assert caught.value.response.status_code == 503
+    assert caught.value.response.body == b"too many agents (1 at most): try again later\n"
+    assert metric(balancer, 'headrace_limit_refusals_total{limit="agents"}') == 1
+    assert metric(balancer, 'headrace_limit_used{limit="agents"}') == 1
+    await first.close()
+    await until(lambda: not balancer.agents)
+    second = await dial(url, join("b"))
+    await until(lambda: len(balancer.agents) == 1)
+    await second.close()

@@ -12,7 +12,7 @@ from played import Play, PlayedAgent, Until, want
 
 from balancer.app import create_app
 from balancer.balancer import Balancer
-from balancer.http import MAX_BODY_BYTES
+from balancer.limits import Limits
 from common.errors import ErrorCode
 from common.ids import RequestId, TokenId
 from common.messages import (
@@ -455,7 +455,7 @@ async def test_what_cannot_be_served_is_refused_by_name(
 
 async def test_a_body_that_is_too_large_is_refused(client: httpx.AsyncClient, play: Play) -> None:
     play()
-    response = await client.post(ROUTE, content=b" " * (MAX_BODY_BYTES + 1))
+    response = await client.post(ROUTE, content=b" " * (Limits().body_bytes + 1))
 
     assert refused(response) == (413, None, "body_too_large")
 
@@ -632,6 +632,17 @@ async def test_if_the_agent_is_lost_a_consultation_says_so(
     agent.leave()
 
     assert refused(await task) == (502, None, "agent_lost")
+
+
+async def test_a_client_that_leaves_its_consultation_is_a_cancel(
+    client: httpx.AsyncClient, play: Play
+) -> None:
+    agent = play()
+    task = await post(client, {"prompt": "ab"}, "/v1/tokenize")
+    frame = await consulted(agent)
+    task.cancel()
+
+    assert await agent.cancelled() == frame.request_id
 
 
 async def test_without_an_agent_nothing_is_tokenized(client: httpx.AsyncClient) -> None:

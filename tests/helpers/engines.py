@@ -76,8 +76,10 @@ class HeldVocabulary(ByteVocabulary):
     def __init__(self) -> None:
         self.is_used = threading.Event()
         self.may_go_on = threading.Event()
+        self.texts: list[str] = []
 
     def tokenize(self, text: str) -> list[TokenId]:
+        self.texts.append(text)
         self.is_used.set()
         self.may_go_on.wait()
         return super().tokenize(text)

@@ -46,12 +46,16 @@ class PlayedAgent:
         *,
         slots: int = 1,
         labels: tuple[str, ...] = (),
+        **more: Any,
     ) -> None:
+        """``more``: other fields of its first status."""
         self.agent_id = AgentId(f"id-of-{name}")
         self.frames: asyncio.Queue[bytes] = asyncio.Queue()
         self._balancer = balancer
         self.states: list[AgentDesiredState] = []
         """What it was told to run, the newest last."""
+        self.dropped: list[str] = []
+        """Why its link was ended."""
         self.turns: list[int] = []
         """To change its model."""
         self._version = 0
@@ -59,10 +63,10 @@ class PlayedAgent:
             protocol=PROTOCOL,
             agent_id=self.agent_id,
             name=name,
-            status=self._status(slots=slots),
+            status=self._status(slots=slots, **more),
             labels=labels,
         )
-        balancer.join(join, self._take)
+        balancer.join(join, self._take, self.dropped.append)
 
     def _take(self, data: bytes) -> None:
         match decode_to_agent(data):
@@ -76,6 +80,7 @@ class PlayedAgent:
     def _status(self, *, slots: int, **more: Any) -> Status:
         self._version += 1
         told: dict[str, Any] = {
+            "slots_processing": 0,
             "model_path": "/models/played.gguf",
             "model_names": ("played",),
             "application": Application.APPLIED if slots else Application.FRESH,
@@ -84,7 +89,6 @@ class PlayedAgent:
             version=self._version,
             slots_desired=slots,
             slots_total=slots,
-            slots_processing=0,
             **{**told, **more},
         )
 
@@ -152,7 +156,12 @@ def want(balancer: Balancer, **changes: Any) -> None:
 
 class Play(Protocol):
     def __call__(
-        self, name: str | None = "played", *, slots: int = 1, labels: tuple[str, ...] = ()
+        self,
+        name: str | None = "played",
+        *,
+        slots: int = 1,
+        labels: tuple[str, ...] = (),
+        **more: Any,
     ) -> PlayedAgent: ...
 
 
