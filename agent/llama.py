@@ -46,6 +46,17 @@ SMALLEST_CONTEXT = 16
 BATCH_SIZE = 512
 """Tokens in one ``decode`` at most."""
 
+ATTENTION_TILE = 64
+"""Tokens in one pass from which on llama.cpp's flash attention has another kernel on a CPU
+(``GGML_FA_TILE_Q`` in ``ggml-cpu/common.h``): faster for long prompts, but what it makes of a token
+depends on the cells where the others are, and differs from what smaller passes make of it.
+"""
+
+ALIKE = 512
+"""Tokens from a sequence's beginning that are computed alike whatever else is in the pass: so much
+of a long prompt is read a little more slowly for it.
+"""
+
 EMBEDDING_BATCH_SIZE = 2048
 """Tokens in one ``embed`` at most, and in one document; that of the published wire format."""
 
@@ -211,6 +222,40 @@ class _Positions:
         self._skips.pop(sequence_id, None)
 
 
+def split_alike(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+    """The chunks of one pass in parts, to be decoded one after another.
+
+    1. What must be computed alike, single tokens and the first ``ALIKE`` ones of sequences, in parts
+       of less than a tile.
+    2. The rest of long prompts behind it, in one part: there the faster kernel pays.
+    """
+    parts: list[list[Chunk]] = []
+    rest: list[Chunk] = []
+    room = 0
+    for chunk in chunks:
+        position, tokens, end = chunk.position, chunk.tokens, chunk.position + len(chunk.tokens)
+        alike = end if len(tokens) == 1 else min(end, max(position, ALIKE))
+        while position < alike:
+            if room == 0:
+                parts.append([])
+                room = ATTENTION_TILE - 1
+            count = min(alike - position, room)
+            room -= count
+            parts[-1].append(_cut(chunk, position, position + count))
+            position += count
+        if position < end:
+            rest.append(_cut(chunk, position, end))
+    return [*parts, rest] if rest else parts
+
+
+def _cut(chunk: Chunk, start: int, end: int) -> Chunk:
+    first, last = start - chunk.position, end - chunk.position
+    if first == 0 and last == len(chunk.tokens):
+        return chunk
+    wants_token = chunk.wants_token and last == len(chunk.tokens)
+    return Chunk(chunk.sequence_id, start, chunk.tokens[first:last], wants_token)
+
+
 class LlamaEngine:
     def __init__(
         self,
@@ -267,6 +312,8 @@ class LlamaEngine:
             attach = samplers is SamplerPlace.CONTEXT or (
                 samplers is SamplerPlace.AUTO and lib.llama_supports_gpu_offload()
             )
+            # Other devices have other kernels; and llama.cpp keeps no logits for its own samplers.
+            self._splits = device.gpu_layers == 0 and not attach
             self.metadata = _metadata(self._model)
             self.fingerprint = _fingerprint(model_path)
             self._handle = self._open_context(threads, layout, attention)
@@ -328,19 +375,10 @@ class LlamaEngine:
         return False
 
     def decode(self, chunks: Sequence[Chunk], /) -> Decoded:
-        if (image := chunks[0].image) is not None:
-            wanting = self._decode_image(chunks[0], image)
-        else:
-            wanting = self._batch.fill(
-                [
-                    (chunk, self._positions.next(chunk.sequence_id, chunk.position))
-                    for chunk in chunks
-                ]
-            )
-            self._decode(self._batch.struct)
         tokens: dict[SequenceId, TokenId] = {}
         logprobs: dict[SequenceId, Logprobs] = {}
         refused: dict[SequenceId, RequestError] = {}
+        wanting, kept = self._compute(chunks)
         for sequence_id, row in wanting:
             sampler = self._samplers[sequence_id]
             if sampler.attached:
@@ -348,7 +386,7 @@ class LlamaEngine:
                     lib.llama_sampler_sample(sampler.chain, self._handle, row)
                 )
                 continue
-            logits = self._logits(row)
+            logits = kept[sequence_id] if sequence_id in kept else self._logits(row)
             try:
                 token = tokens[sequence_id] = sampler.sample(logits)
             except RequestError as error:
@@ -357,6 +395,31 @@ class LlamaEngine:
                 if sampler.tells_logprobs:
                     logprobs[sequence_id] = sampler.logprobs(logits, token)
         return Decoded(tokens, logprobs, refused)
+
+    def _compute(
+        self, chunks: Sequence[Chunk]
+    ) -> tuple[list[tuple[SequenceId, int]], dict[SequenceId, Row]]:
+        """The sequences that want a token, each with its row; and the logits of those whose rows
+        another part has taken. Nothing is sampled before all parts are computed: if one of them
+        fails, all are fed again, and no sampler may have gone on.
+        """
+        kept: dict[SequenceId, Row] = {}
+        if (image := chunks[0].image) is not None:
+            return self._decode_image(chunks[0], image), kept
+        *parts, last = split_alike(chunks) if self._splits else [chunks]
+        wanting: list[tuple[SequenceId, int]] = []
+        for part in parts:
+            rows = self._decode_text(part)
+            kept |= {sequence_id: self._logits(row).copy() for sequence_id, row in rows}
+            wanting += rows
+        return wanting + self._decode_text(last), kept
+
+    def _decode_text(self, chunks: Sequence[Chunk]) -> list[tuple[SequenceId, int]]:
+        wanting = self._batch.fill(
+            [(chunk, self._positions.next(chunk.sequence_id, chunk.position)) for chunk in chunks]
+        )
+        self._decode(self._batch.struct)
+        return wanting
 
     def _decode_image(self, chunk: Chunk, image: ImageRun) -> list[tuple[SequenceId, int]]:
         """Tokens and embeddings cannot be in one batch, hence an image is alone in its pass."""

@@ -13,7 +13,15 @@ from llama_running import GREEDY, Running, first_logprobs, generate
 from msgspec.structs import replace
 
 from agent.engine import Chunk, KvLayout, SamplerPlace
-from agent.llama import Attention, Device, LlamaEngine, check_loadable
+from agent.llama import (
+    ALIKE,
+    ATTENTION_TILE,
+    Attention,
+    Device,
+    LlamaEngine,
+    check_loadable,
+    split_alike,
+)
 from common.errors import DecodeError, ModelError
 from common.ids import RequestId, SequenceId, TokenId
 from common.messages import (
@@ -24,6 +32,8 @@ from common.messages import (
     Pooling,
     RawPrompt,
     Sampling,
+    TokenGenerated,
+    TokenPrompt,
 )
 from common.models import CacheType, FlashAttention
 from deploy.model import default_model
@@ -194,6 +204,65 @@ def test_chats_that_take_turns_on_fewer_slots_never_hear_of_each_other(
     assert said > 0.7 * turns, "else the words would show nothing"
     assert figures.prompt_tokens_cached == cached
     assert cached > figures.prompt_tokens_fed, "hardly anything was shared"
+
+
+def _told(running: Running, name: str) -> list[tuple[TokenId, float]]:
+    """The tokens of an answer, each with its logprob to the last bit."""
+    told: list[tuple[TokenId, float]] = []
+    for event in running.events:
+        if isinstance(event, TokenGenerated) and event.request_id == name:
+            assert event.logprobs is not None
+            told.append((event.token, event.logprobs.chosen.logprob))
+    return told
+
+
+def test_an_answer_is_the_same_to_the_last_bit_wherever_it_goes_on(engine: LlamaEngine) -> None:
+    """Prompts of less and more than a tile; each answer goes on from another place, and then prompt
+    and answer so far are fed at once, beside others. Texts would show too little: they are the same
+    by chance, for as long as no two tokens are nearly as likely.
+    """
+    facts = [f"Question {n}. " + "The sea and the moon. " * 5 * n for n in range(4)]
+    prompts = [tuple(engine.vocabulary.tokenize(fact)) for fact in facts]
+    assert min(map(len, prompts)) < ATTENTION_TILE < max(map(len, prompts)) < ALIKE
+    alone: list[list[tuple[TokenId, float]]] = []
+    for prompt in prompts:
+        running = Running(engine)
+        running.submit("it", TokenPrompt(prompt), max_tokens=12, sampling=ENDLESS, logprobs=0)
+        running.run()
+        running.forget()
+        alone.append(_told(running, "it"))
+
+    running = Running(engine)
+    for n, (prompt, answer) in enumerate(zip(prompts, alone, strict=True)):
+        told = (token for token, _ in answer[: 1 + 3 * n])
+        left = TokenPrompt((*prompt, *told))
+        options = {"max_tokens": 11 - 3 * n, "sampling": ENDLESS, "logprobs": 0}
+        running.submit(str(n), left, **options)
+    running.run()
+    running.forget()
+
+    for n, answer in enumerate(alone):
+        assert _told(running, str(n)) == answer[1 + 3 * n :]
+
+
+def test_a_pass_is_cut_so_that_what_must_be_alike_is_in_small_parts() -> None:
+    def chunk(sequence: int, position: int, count: int, wants_token: bool = True) -> Chunk:
+        return Chunk(
+            SequenceId(sequence), position, [TokenId(n) for n in range(count)], wants_token
+        )
+
+    row, whole, long = chunk(0, 2000, 1), chunk(1, 0, 40), chunk(2, ALIKE - 30, 200)
+
+    assert split_alike([row, whole]) == [[row, whole]]
+    parts = split_alike([row, whole, long])
+    assert [
+        [(c.sequence_id, c.position, len(c.tokens), c.wants_token) for c in p] for p in parts
+    ] == [
+        [(0, 2000, 1, True), (1, 0, 40, True), (2, ALIKE - 30, 22, False)],
+        [(2, ALIKE - 8, 8, False)],
+        [(2, ALIKE, 170, True)],
+    ]
+    assert all(sum(len(c.tokens) for c in part) < ATTENTION_TILE for part in parts[:-1])
 
 
 def _common(one: list[TokenId], other: list[TokenId]) -> int:
