@@ -52,9 +52,9 @@ ATTENTION_TILE = 64
 depends on the cells where the others are, and differs from what smaller passes make of it.
 """
 
-ALIKE = 512
-"""Tokens from a sequence's beginning that are computed alike whatever else is in the pass: so much
-of a long prompt is read a little more slowly for it.
+ALIKE = 256
+"""Tokens from a sequence's beginning that are computed alike whatever else is in the pass, so that an
+answer goes on elsewhere as it would have here: so much of a prompt is read a little more slowly for it.
 """
 
 EMBEDDING_BATCH_SIZE = 2048
@@ -227,14 +227,20 @@ def split_alike(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
 
     1. What must be computed alike, single tokens and the first ``ALIKE`` ones of sequences, in parts
        of less than a tile.
-    2. The rest of long prompts behind it, in one part: there the faster kernel pays.
+    2. The rest of long prompts behind it, in one part: there the faster kernel pays. If there is
+       such a rest, single tokens are in its part: each part reads all weights, and beside a long
+       prompt that would take nearly half as long again.
     """
     parts: list[list[Chunk]] = []
     rest: list[Chunk] = []
     room = 0
+    has_rest = any(len(c.tokens) > 1 and c.position + len(c.tokens) > ALIKE for c in chunks)
     for chunk in chunks:
-        position, tokens, end = chunk.position, chunk.tokens, chunk.position + len(chunk.tokens)
-        alike = end if len(tokens) == 1 else min(end, max(position, ALIKE))
+        position, end = chunk.position, chunk.position + len(chunk.tokens)
+        if len(chunk.tokens) == 1:
+            alike = position if has_rest else end
+        else:
+            alike = min(end, max(position, ALIKE))
         while position < alike:
             if room == 0:
                 parts.append([])

@@ -21,6 +21,13 @@ def empty() -> Generator[Up]:
         yield up
 
 
+@pytest.fixture(scope="module")
+def impatient() -> Generator[Up]:
+    """The same, where nobody waits for long."""
+    with start_up("--agents", "0", "--buffer-timeout", "0.5") as up:
+        yield up
+
+
 @contextmanager
 def agent(up: Up, name: str, *options: str) -> Generator[Command]:
     command = Command("agent", "--balancer", up.balancer, "--name", name, "--slots", "2", *options)
@@ -79,15 +86,17 @@ def test_ctrl_c_finishes_what_runs_and_takes_nothing_new(empty: Up) -> None:
     assert json.loads(output.splitlines()[0])["Response"]["generated_by"] == "next"
 
 
-def test_a_killed_agent_disappears_and_what_it_had_begun_ends_with_an_error(empty: Up) -> None:
-    with agent(empty, "victim") as command:
-        client = ask(empty)
+def test_a_killed_agent_disappears_and_what_it_had_begun_ends_with_an_error_if_nobody_goes_on(
+    impatient: Up,
+) -> None:
+    with agent(impatient, "victim") as command:
+        client = ask(impatient)
         assert client.stdout is not None
         client.stdout.readline()
 
         command.process.kill()
         killed = time.monotonic()
-        empty.until(lambda agents: agents == [])
+        impatient.until(lambda agents: agents == [])
         gone = time.monotonic()
         output, _ = client.communicate(timeout=60)
 
@@ -122,15 +131,15 @@ def test_too_many_waiting_requests_are_refused_with_503(empty: Up) -> None:
     assert all("Done" in output.splitlines()[-1] for output in outputs)
 
 
-def test_nobody_waits_longer_than_the_buffer_allows() -> None:
-    with start_up("--agents", "0", "--buffer-timeout", "0.5") as up:
-        answer = up.client.post(ROUTE, json=BODY)
+def test_nobody_waits_longer_than_the_buffer_allows(impatient: Up) -> None:
+    answer = impatient.client.post(ROUTE, json=BODY)
 
-        assert answer.json()["Error"]["error"] == {
-            "code": 504,
-            "description": "no slot became free in time",
-        }
-        assert up.client.get("/api/v1/buffered_requests").json() == {"buffered_requests_current": 0}
+    assert answer.json()["Error"]["error"] == {
+        "code": 504,
+        "description": "no slot became free in time",
+    }
+    buffered = impatient.client.get("/api/v1/buffered_requests")
+    assert buffered.json() == {"buffered_requests_current": 0}
 
 
 def test_an_agent_reconnects_to_a_balancer_that_comes_back() -> None:

@@ -27,7 +27,7 @@ ROUNDS = 10
 CHAT_WHOLE = next(kind for kind in KINDS if kind.name == "chat, whole")
 CHAT_STREAMED = next(kind for kind in KINDS if kind.name == "chat, streamed")
 
-PROCESSES = {"ServeReplica": "balancer", "ProxyActor": "proxy", "AgentActor": "agent"}
+PROCESSES = {"ServeReplica": "balancer", "ProxyActor": "proxy", "deploy.agent_process": "agent"}
 """By a part of their command lines."""
 
 MOST_BYTES = 4 * 2**20
