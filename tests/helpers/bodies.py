@@ -45,7 +45,7 @@ def nearly(draw: st.DrawFn, bodies: Sequence[dict[str, Any]]) -> Any:
     for _ in range(draw(st.sampled_from([1, 1, 2, 3]))):
         if not body:
             break
-        holder, key = draw(st.sampled_from(_places(body)))
+        holder, key = draw(st.sampled_from(places_in(body)))
         match draw(
             st.sampled_from(["like", "like", "drop", "drop", "replace", "list", "dict", "add"])
         ):
@@ -80,20 +80,20 @@ def _like(value: Any) -> st.SearchStrategy[Any]:
             return st.none()
 
 
-def _places(value: Any) -> list[tuple[Any, Any]]:
+def places_in(value: Any) -> list[tuple[Any, Any]]:
     """All keys in it, and what they are keys of."""
     places: list[tuple[Any, Any]] = []
     match value:
         case dict():
-            steps = list(cast("dict[str, Any]", value).items())
+            steps = list(cast("dict[Any, Any]", value).items())
         case list():
             steps = list(enumerate(cast("list[Any]", value)))
         case _:
             return places
     for key, inner in steps:
-        places += [(value, key), *_places(inner)]
+        places += [(value, key), *places_in(inner)]
     return places
 
 
 def _keys(value: Any) -> set[str]:
-    return {key for _, key in _places(value) if isinstance(key, str)}
+    return {key for _, key in places_in(value) if isinstance(key, str)}

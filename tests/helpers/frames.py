@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any, cast
 
 import msgspec
+from bodies import places_in
 from hypothesis import strategies as st
 from msgspec import inspect
 
@@ -96,7 +97,7 @@ def nearly_frames(draw: st.DrawFn, frames: st.SearchStrategy[Any]) -> bytes:
     """A frame with a few fields anywhere in it gone, replaced, nested, or of another frame."""
     frame = deepcopy(msgspec.msgpack.decode(encode(draw(frames))))
     for _ in range(draw(st.integers(1, 3))):
-        if not (places := _places(frame)):
+        if not (places := places_in(frame)):
             break
         holder, key = draw(st.sampled_from(places))
         match draw(st.sampled_from(["replace", "replace", "drop", "nest", "other", "repeat"])):
@@ -132,18 +133,3 @@ def broken_frames(draw: st.DrawFn, frames: st.SearchStrategy[Any]) -> bytes:
                 to = draw(st.integers(0, len(data)))
                 data[to:to] = piece
     return bytes(data)
-
-
-def _places(value: Any) -> list[tuple[Any, Any]]:
-    """All keys in it, and what they are keys of."""
-    places: list[tuple[Any, Any]] = []
-    match value:
-        case dict():
-            steps = list(cast("dict[Any, Any]", value).items())
-        case list():
-            steps = list(enumerate(cast("list[Any]", value)))
-        case _:
-            return places
-    for key, inner in steps:
-        places += [(value, key), *_places(inner)]
-    return places
