@@ -78,6 +78,9 @@ to_balancer: st.SearchStrategy[ToBalancer] = values_of(ToBalancer)
 events: st.SearchStrategy[Event] = values_of(Event)
 
 
+ENCODABLE = st.integers(-(2**63), 2**64 - 1)
+"""What MessagePack can carry."""
+
 ODD: st.SearchStrategy[Any] = st.one_of(
     st.none(),
     st.booleans(),
@@ -85,8 +88,8 @@ ODD: st.SearchStrategy[Any] = st.one_of(
     st.floats(),
     st.text(max_size=3),
     st.binary(max_size=3),
-    st.lists(st.integers(), max_size=2),
-    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    st.lists(ENCODABLE, max_size=2),
+    st.dictionaries(st.text(max_size=3), ENCODABLE, max_size=2),
     st.just(msgspec.msgpack.Ext(5, b"x")),
     st.datetimes(timezones=st.timezones(), allow_imaginary=False),
 )
