@@ -28,6 +28,11 @@ STEP = 256 * 2**10
 WINDOW = 2**20
 """Bytes of one answer that may be on their way."""
 
+MOST_UNREAD = 64 * 2**20
+"""Bytes of one client that the application may not have read yet; a body is smaller than that. It cannot
+be held back, since what it has taken is told by the same way.
+"""
+
 NO_STATUS = 1005
 """Of a websocket that was closed without a word."""
 
@@ -68,6 +73,8 @@ class _Flow:
         self._window = window
         self._on_the_way = 0
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._unread = 0
+        """Bytes in it."""
         self._farewell: Message | None = None
         self._changed = asyncio.Event()
 
@@ -78,6 +85,10 @@ class _Flow:
             if message["type"] == TAKEN:
                 self._on_the_way -= message["bytes"]
             else:
+                self._unread += size(message)
+                if self._unread > MOST_UNREAD:
+                    log.warning("a client sends more than is read, and is given up")
+                    message = self._disconnect()
                 self._inbox.put_nowait(message)
                 if message["type"] in {"http.disconnect", "websocket.disconnect"}:
                     self._farewell = message
@@ -88,13 +99,18 @@ class _Flow:
             return await self._receive()
         except RayError as error:
             log.info("Serve's proxy has gone, and its clients with it: %s", type(error).__name__)
-            kind = "http.disconnect" if self._is_http else "websocket.disconnect"
-            return {"type": kind, "code": NO_STATUS}
+            return self._disconnect()
+
+    def _disconnect(self) -> Message:
+        kind = "http.disconnect" if self._is_http else "websocket.disconnect"
+        return {"type": kind, "code": NO_STATUS}
 
     async def receive(self) -> Message:
         if self._farewell is not None and self._inbox.empty():
             return self._farewell
-        return await self._inbox.get()
+        message = await self._inbox.get()
+        self._unread -= size(message)
+        return message
 
     async def send(self, message: Message) -> None:
         """Return when there is room for the next one."""

@@ -3,7 +3,7 @@ import asyncio
 from ray.exceptions import ActorDiedError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deploy.flow import FLOW, TAKEN, HeldBack, size
+from deploy.flow import FLOW, MOST_UNREAD, TAKEN, HeldBack, size
 
 
 class Proxy:
@@ -136,3 +136,22 @@ def test_what_a_message_weighs() -> None:
     assert size({"type": "http.response.body", "body": b"four"}) == 4
     assert size({"type": "websocket.send", "text": "four"}) == 4
     assert size({"type": "websocket.send", "bytes": b"four", "text": None}) == 4
+
+
+async def test_a_client_that_sends_without_end_what_is_not_read_is_given_up() -> None:
+    proxy = Proxy(kind="websocket")
+    seen: list[str] = []
+    message = {"type": "websocket.receive", "text": "x" * (MOST_UNREAD // 4)}
+    for _ in range(6):
+        proxy.messages.put_nowait(message)
+
+    async def late_reader(_scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "websocket.accept"})
+        for _ in range(20):  # meanwhile all of it comes
+            await asyncio.sleep(0)
+        while not seen or seen[-1] != "websocket.disconnect":
+            seen.append((await receive())["type"])
+
+    await proxy.run(late_reader)
+
+    assert seen == [*["websocket.receive"] * 4, "websocket.disconnect"]
