@@ -37,6 +37,7 @@ from deploy.options import (
     CacheTokens,
     Cells,
     Context,
+    DrainTimeout,
     Engine,
     Flash,
     GpuLayers,
@@ -141,15 +142,7 @@ def up(
     max_body_bytes: BodyBytes = DEFAULTS.body_bytes,
     max_tokens: MaxTokens = None,
     max_open_requests: OpenRequests = DEFAULTS.open_requests,
-    drain_timeout: Annotated[
-        float,
-        typer.Option(
-            "--drain-timeout",
-            min=0,
-            max=3600,
-            help="Seconds that running requests may go on after Ctrl-C.",
-        ),
-    ] = 30.0,
+    drain_timeout: DrainTimeout = 30.0,
     n_gpu_layers: GpuLayers = None,
     main_gpu: MainGpu = None,
     tensor_split: TensorSplit = None,
@@ -254,6 +247,7 @@ def agent(
     kv_cells: Cells = None,
     cache_tokens: CacheTokens = None,
     longest_gap: LongestGap = 0.15,
+    drain_timeout: DrainTimeout = 120.0,
     n_gpu_layers: GpuLayers = None,
     main_gpu: MainGpu = None,
     tensor_split: TensorSplit = None,
@@ -286,7 +280,7 @@ def agent(
         longest_gap=longest_gap,
         engine=engine,
     )
-    become_keeper(to_line(settings))
+    become_keeper(to_line(settings), drain_timeout=drain_timeout)
 
 
 @app.command()

@@ -26,9 +26,6 @@ KEEPER = "deploy.keeper"
 
 log = logging.getLogger(KEEPER)  # also where this is the main module
 
-DRAIN_TIMEOUT = 120.0
-"""Seconds that running streams are given when an agent is asked to go."""
-
 GRACE = 10.0
 """Seconds beyond that until a process that should have ended is killed."""
 
@@ -214,8 +211,9 @@ def _told(status: int | None) -> str:
     return f"its status was {status}"
 
 
-async def keep(settings: bytes, say: Callable[[str], None]) -> None:
-    """Until SIGINT or SIGTERM: the first one drains, the second one ends it now.
+async def keep(settings: bytes, say: Callable[[str], None], *, drain_timeout: float) -> None:
+    """Until SIGINT or SIGTERM: the first one drains, for ``drain_timeout`` seconds at most, the second
+    one ends it now.
 
     Raises ``AgentError``.
     """
@@ -229,7 +227,7 @@ async def keep(settings: bytes, say: Callable[[str], None]) -> None:
             return
         asked = True
         say("draining: what runs is finished first; once more to stop now")
-        keeper.drain(DRAIN_TIMEOUT)
+        keeper.drain(drain_timeout)
 
     loop = asyncio.get_running_loop()
     for number in stop_signals():
@@ -237,18 +235,20 @@ async def keep(settings: bytes, say: Callable[[str], None]) -> None:
     await keeper.run()
 
 
-def become_keeper(settings: bytes) -> NoReturn:
+def become_keeper(settings: bytes, *, drain_timeout: float) -> NoReturn:
     """This process forgets all that it has imported, which a keeper would hold for nothing."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", KEEPER, settings.decode()])
+    arguments = [settings.decode(), str(drain_timeout)]
+    os.execv(sys.executable, [sys.executable, "-P", "-m", KEEPER, *arguments])
 
 
 def main() -> None:
-    """The settings are the only argument."""
+    """The arguments are those of ``become_keeper``."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     try:
-        asyncio.run(keep(sys.argv[1].encode(), _say))
+        settings, drain_timeout = sys.argv[1:]
+        asyncio.run(keep(settings.encode(), _say, drain_timeout=float(drain_timeout)))
     except HeadraceError as error:
         sys.exit(f"headrace: {error}")
     except KeyboardInterrupt:

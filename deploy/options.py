@@ -117,6 +117,15 @@ CacheTokens = Annotated[
         "Default: as many as the context.",
     ),
 ]
+DrainTimeout = Annotated[
+    float,
+    typer.Option(
+        "--drain-timeout",
+        min=0,
+        max=3600,
+        help="Seconds that running requests may go on after Ctrl-C.",
+    ),
+]
 LongestGap = Annotated[
     float,
     typer.Option(

@@ -119,6 +119,23 @@ def test_what_a_killed_agent_had_not_begun_is_served_by_another(empty: Up) -> No
     assert "Done" in output.splitlines()[-1]
 
 
+def test_what_still_runs_when_the_drain_is_over_goes_on_elsewhere(empty: Up) -> None:
+    with agent(empty, "leaving", "--drain-timeout", "0") as command:
+        client = ask(empty, sampling={"ignore_eos": True})
+        assert client.stdout is not None
+        first = client.stdout.readline()
+        with agent(empty, "staying"):
+            command.process.send_signal(signal.SIGINT)
+            assert command.ended() == 0
+            rest, _ = client.communicate(timeout=120)
+
+    told = [json.loads(line)["Response"] for line in (first + rest).splitlines()]
+    assert told[0]["generated_by"] == "leaving"
+    assert told[-1]["generated_by"] == "staying"
+    done = told[-1]["response"]["GeneratedToken"]["Done"]
+    assert done["usage"]["content_tokens"] == BODY["max_tokens"]
+
+
 def test_too_many_waiting_requests_are_refused_with_503(empty: Up) -> None:
     waiting = [ask(empty, max_tokens=2) for _ in range(2)]
     empty.until_buffered(2)
