@@ -176,6 +176,8 @@ class Keeper:
         if self._limit is not None:
             self._limit.cancel()
         self._limit = asyncio.get_running_loop().call_later(within, self._kill)
+        if self._process is None:
+            return  # none is started any more
         if self._silence.has_spoken:
             self._send(msgspec.json.encode(command))
         else:
@@ -226,8 +228,9 @@ async def keep(settings: bytes, say: Callable[[str], None], *, drain_timeout: fl
             keeper.stop()
             return
         asked = True
-        say("draining: what runs is finished first; once more to stop now")
         keeper.drain(drain_timeout)
+        with suppress(OSError):  # nobody may read it any more
+            say("draining: what runs is finished first; once more to stop now")
 
     loop = asyncio.get_running_loop()
     for number in stop_signals():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -98,6 +99,7 @@ def test_an_agent_that_is_killed_or_stopped_comes_back(empty: Up, number: signal
 async def test_an_agent_whose_model_hangs_comes_back(
     empty: Up, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """B28."""
     monkeypatch.setenv("PYTHONPATH", f"{HELPERS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     settings = AgentSettings(empty.balancer, "kept", EngineKind.ECHO, EngineChoices(slots=2))
     keeper = Keeper(to_line(settings), module="hanging_agent")
@@ -229,3 +231,36 @@ async def test_what_ends_again_and_again_is_given_up(monkeypatch: pytest.MonkeyP
 
     with pytest.raises(AgentError, match="again and again, at last: its status was 1"):
         await keeper.run()
+
+
+def test_an_agent_drains_although_nobody_reads_what_it_says(empty: Up) -> None:
+    with agent(empty) as command:
+        assert command.process.stdout is not None
+        os.set_blocking(command.process.stdout.fileno(), False)
+        command.process.stdout.close()
+
+        assert command.stop(signal.SIGINT) == 0
+
+
+async def test_a_keeper_that_is_stopped_in_the_pause_before_a_start_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has heard of the process that ended, and there is none to be told."""
+    monkeypatch.setenv("PYTHONPATH", f"{HELPERS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    settings = AgentSettings("no address", "kept", EngineKind.ECHO, EngineChoices(slots=2))
+    keeper = Keeper(to_line(settings), module="ends_badly")
+    said: list[str] = []
+
+    class Reader(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            keeper.stop()
+
+    reader = Reader()
+    logging.getLogger("deploy.keeper").addHandler(reader)
+    try:
+        await keeper.run()
+    finally:
+        logging.getLogger("deploy.keeper").removeHandler(reader)
+
+    assert "started again" in said[0]
