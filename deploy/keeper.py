@@ -229,8 +229,7 @@ async def keep(settings: bytes, say: Callable[[str], None], *, drain_timeout: fl
             return
         asked = True
         keeper.drain(drain_timeout)
-        with suppress(OSError):  # nobody may read it any more
-            say("draining: what runs is finished first; once more to stop now")
+        say("draining: what runs is finished first; once more to stop now")
 
     loop = asyncio.get_running_loop()
     for number in stop_signals():
@@ -259,7 +258,8 @@ def main() -> None:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201
+    with suppress(OSError):  # nobody may be left to read it
+        print(text, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

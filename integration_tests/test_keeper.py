@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
-from product import Command, Up, free_port, start_up
+from product import HEADRACE, Command, Up, free_port, start_up
 from websockets.sync.server import ServerConnection, serve
 
 from common.messages import REFUSED
@@ -234,12 +234,19 @@ async def test_what_ends_again_and_again_is_given_up(monkeypatch: pytest.MonkeyP
 
 
 def test_an_agent_drains_although_nobody_reads_what_it_says(empty: Up) -> None:
-    with agent(empty) as command:
-        assert command.process.stdout is not None
-        os.set_blocking(command.process.stdout.fileno(), False)
-        command.process.stdout.close()
+    reading, writing = os.pipe()
+    arguments = [HEADRACE, "agent", "--balancer", empty.balancer, "--engine", "echo"]
+    process = subprocess.Popen(arguments, stdout=writing, stderr=writing)
+    os.close(writing)
+    try:
+        ready(empty)
+        os.close(reading)
+        process.send_signal(signal.SIGINT)
 
-        assert command.stop(signal.SIGINT) == 0
+        process.wait(30)
+        gone(empty)
+    finally:
+        process.kill()
 
 
 async def test_a_keeper_that_is_stopped_in_the_pause_before_a_start_ends(
