@@ -105,7 +105,8 @@ async def _live(
     finally:
         beating.cancel()
         logging.shutdown()
-        sys.stdout.flush()
+        with suppress(OSError):  # nobody may be left to read it
+            sys.stdout.flush()
         os._exit(status)  # a thread that hangs must not hold it up
 
 

@@ -226,8 +226,8 @@ async def keep(settings: bytes, say: Callable[[str], None], *, drain_timeout: fl
             keeper.stop()
             return
         asked = True
-        say("draining: what runs is finished first; once more to stop now")
         keeper.drain(drain_timeout)
+        say("draining: what runs is finished first; once more to stop now")
 
     loop = asyncio.get_running_loop()
     for number in stop_signals():
@@ -256,7 +256,8 @@ def main() -> None:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201
+    with suppress(OSError):  # nobody may be left to read it
+        print(text, flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
