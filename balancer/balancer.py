@@ -115,10 +115,16 @@ def new_id() -> RequestId:
 
 class Balancer:
     def __init__(
-        self, *, buffer_capacity: int, patience: float, limits: Limits | None = None
+        self,
+        *,
+        buffer_capacity: int,
+        patience: float,
+        limits: Limits | None = None,
+        settling: float = 0.0,
     ) -> None:
         """``buffer_capacity``: requests that may wait; ``patience``: seconds that each may wait;
-        ``limits``: all other bounds.
+        ``limits``: all other bounds; ``settling``: seconds from now in which agents of any model may
+        still come back, after a balancer before this one.
 
         Must be made inside a running asyncio loop.
         """
@@ -130,6 +136,7 @@ class Balancer:
         )
         self._dispatcher = Dispatcher(buffer)
         self._loop = asyncio.get_running_loop()
+        self._settled = self._loop.time() + settling
         self._timer: asyncio.TimerHandle | None = None
         self._agents: dict[AgentId, LinkedAgent] = {}
         self._requests: dict[RequestId, _Request] = {}
@@ -210,7 +217,8 @@ class Balancer:
 
     def check_model(self, model: str | None) -> None:
         """Raises ``RequestError`` if nobody serves it, or is to, or was lost with it just now."""
-        if model is None or self._lost_models.get(model, 0.0) > self._loop.time():
+        now = self._loop.time()
+        if model is None or now < self._settled or self._lost_models.get(model, 0.0) > now:
             return
         if model not in (known := self.model_names):
             raise RequestError(

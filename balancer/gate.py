@@ -4,18 +4,31 @@ What is beyond a bound is refused in its protocol's words and costs next to noth
 whatever happens (health, metrics, the management's questions) is let in always: it answers at once.
 """
 
+import asyncio
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from balancer.http import Refused, turn_away
+from balancer.http import INFERENCE, Refused, turn_away
 from balancer.limits import Limit, LimitError, Limits, Tally
-from common.errors import ErrorCode
+from common.errors import ErrorCode, RequestError
 
 TRY_AGAIN_LATER = 1013
 
+BODY_PATIENCE = 30.0
+"""Seconds that the next part of a body may take: a request has its place meanwhile."""
+
 
 class Gate:
-    def __init__(self, app: ASGIApp, limits: Limits, tally: Tally, refused: Refused) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        tally: Tally,
+        refused: Refused,
+        body_patience: float = BODY_PATIENCE,
+    ) -> None:
         self._app = app
+        self._body_patience = body_patience
         self._limits = limits
         self._tally = tally
         self._refused = refused
@@ -31,11 +44,9 @@ class Gate:
             await turn_away(error, scope, receive, send)
             return
         limit = counted_as(scope)
-        if limit is None:
-            await self._app(scope, receive, send)
-            return
         try:
-            self._tally.acquire(limit)
+            if limit is not None:
+                self._tally.acquire(limit)
         except LimitError as error:
             self._refused(error)
             if scope["type"] == "websocket":
@@ -43,12 +54,14 @@ class Gate:
             else:
                 await turn_away(error, scope, receive, send)
             return
-        body = _Body(receive, self._limits, self._tally)
+        patience = self._body_patience if scope["type"] == "http" else None
+        body = _Body(receive, self._limits, self._tally, patience)
         try:
             await self._app(scope, body.receive, send)
         finally:
             body.release()
-            self._tally.release(limit)
+            if limit is not None:
+                self._tally.release(limit)
 
 
 def check_head(scope: Scope, limits: Limits) -> None:
@@ -79,7 +92,9 @@ def counted_as(scope: Scope) -> Limit | None:
         return Limit.OPEN_SOCKETS
     if scope["path"].endswith("/stream"):
         return Limit.OBSERVERS
-    return None if scope["method"] in {"GET", "HEAD", "OPTIONS"} else Limit.OPEN_REQUESTS
+    if scope["method"] in {"GET", "HEAD", "OPTIONS"} or not scope["path"].startswith(INFERENCE):
+        return None
+    return Limit.OPEN_REQUESTS
 
 
 class _Body:
@@ -87,22 +102,40 @@ class _Body:
     some form: as bytes, as what they say, as frames for agents.
     """
 
-    def __init__(self, receive: Receive, limits: Limits, tally: Tally) -> None:
+    def __init__(
+        self, receive: Receive, limits: Limits, tally: Tally, patience: float | None
+    ) -> None:
+        """``patience``: seconds that the next part may take; None: it is no body, but messages."""
         self._receive = receive
+        self._patience = patience
         self._limits = limits
         self._tally = tally
         self._size = 0
+        self._is_whole = False
 
     async def receive(self) -> Message:
-        """Raises ``LimitError``, which the route tells in its own words."""
-        message = await self._receive()
+        """Raises ``RequestError``, which the route tells in its own words."""
+        message = await self._next()
         if message["type"] == "http.request":
+            self._is_whole = not message.get("more_body", False)
             size = len(message.get("body", b""))
             if self._size + size > self._limits.body_bytes:
                 raise _too_large(self._limits)
             self._tally.acquire(Limit.OPEN_BYTES, size)
             self._size += size
         return message
+
+    async def _next(self) -> Message:
+        if self._is_whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self._patience):
+                return await self._receive()
+        except TimeoutError as error:
+            raise RequestError(
+                ErrorCode.BODY_TOO_SLOW,
+                f"the body does not come: nothing more of it for {self._patience} s",
+            ) from error
 
     def release(self) -> None:
         self._tally.release(Limit.OPEN_BYTES, self._size)

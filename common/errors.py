@@ -16,6 +16,7 @@ class ErrorCode(enum.StrEnum):
     ORIGIN_NOT_ALLOWED = "origin_not_allowed"
     HEADERS_TOO_LARGE = "headers_too_large"
     BODY_TOO_LARGE = "body_too_large"
+    BODY_TOO_SLOW = "body_too_slow"
     NOT_SUPPORTED = "not_supported"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     MODEL_NOT_FOUND = "model_not_found"
@@ -52,6 +53,7 @@ STATUS = {
     ErrorCode.ORIGIN_NOT_ALLOWED: 403,
     ErrorCode.HEADERS_TOO_LARGE: 431,
     ErrorCode.BODY_TOO_LARGE: 413,
+    ErrorCode.BODY_TOO_SLOW: 408,
     ErrorCode.NOT_SUPPORTED: 501,
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
     ErrorCode.MODEL_NOT_FOUND: 404,

@@ -31,6 +31,9 @@ HELD_BACK = 2.0
 """Seconds until Serve's question after our health is answered."""
 
 
+SETTLING = 5.0
+"""Seconds that agents may take to link again when the process before this one has died."""
+
 AT_ONCE = 10_000
 """Requests that are over as soon as they have come, refusals above all."""
 
@@ -53,6 +56,7 @@ class BalancerReplica:
             buffer_capacity=settings.buffer_size,
             patience=settings.buffer_timeout,
             limits=settings.limits,
+            settling=SETTLING,
         )
         self._store = open_store(settings.state)
         self._balancer.want(self._store.load() or first_state(settings))

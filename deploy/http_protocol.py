@@ -73,7 +73,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_has_come()
-        super().on_headers_complete()
+        if self._answers:
+            self._refuse_pipelining()
+        else:
+            super().on_headers_complete()
+
+    def _refuse_pipelining(self) -> None:
+        """With a second request waiting uvicorn would read no further, and never learn that the client
+        of the first one has left. No client that is in use sends one before its answer is over.
+        """
+        log.info("%s: a request before the answer to the last one was over", self.client)
+        self._refused = True
+        self.transport.abort()
 
     def _await_head(self) -> None:
         self._head_bytes = 0

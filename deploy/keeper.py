@@ -176,6 +176,8 @@ class Keeper:
         if self._limit is not None:
             self._limit.cancel()
         self._limit = asyncio.get_running_loop().call_later(within, self._kill)
+        if self._process is None:
+            return  # none is started any more
         if self._silence.has_spoken:
             self._send(msgspec.json.encode(command))
         else:

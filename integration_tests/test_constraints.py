@@ -253,7 +253,10 @@ def grammars(draw: st.DrawFn) -> str:
 
 @given(grammars(), st.randoms(use_true_random=False))
 @settings(
-    max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+    max_examples=300,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+    derandomize=True,  # now and then llama.cpp takes hours over a grammar, and cannot be stopped
 )
 def test_the_same_texts_are_allowed_as_by_llama_cpp(
     model: Any,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from product import HEADRACE, STOP_TIMEOUT, Command, Up, free_port, start_up
+from product import HEADRACE, Command, Up, free_port, start_up
 from websockets.sync.server import ServerConnection, serve
 
 from common.messages import REFUSED
@@ -99,6 +100,7 @@ def test_an_agent_that_is_killed_or_stopped_comes_back(empty: Up, number: signal
 async def test_an_agent_whose_model_hangs_comes_back(
     empty: Up, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """B28."""
     monkeypatch.setenv("PYTHONPATH", f"{HELPERS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     settings = AgentSettings(empty.balancer, "kept", EngineKind.ECHO, EngineChoices(slots=2))
     keeper = Keeper(to_line(settings), module="hanging_agent")
@@ -243,25 +245,6 @@ def test_it_can_be_ended_while_it_starts() -> None:
         command.kill_the_rest()
 
 
-def test_it_ends_in_order_though_nobody_reads_what_it_says(empty: Up) -> None:
-    reading, writing = os.pipe()
-    name = ["--name", "unheard", "--engine", "echo"]
-    process = subprocess.Popen(
-        [HEADRACE, "agent", "--balancer", empty.balancer, *name], stdout=writing, stderr=writing
-    )
-    os.close(writing)
-    try:
-        ready(empty)
-        os.close(reading)
-
-        process.terminate()
-
-        gone(empty)
-        assert process.wait(STOP_TIMEOUT) == 0
-    finally:
-        process.kill()
-
-
 def test_one_that_the_balancer_refuses_is_one_clear_line() -> None:
     def refuse(socket: ServerConnection) -> None:
         socket.close(REFUSED, "not you")
@@ -284,3 +267,43 @@ async def test_what_ends_again_and_again_is_given_up(monkeypatch: pytest.MonkeyP
 
     with pytest.raises(AgentError, match="again and again, at last: its status was 1"):
         await keeper.run()
+
+
+def test_an_agent_drains_although_nobody_reads_what_it_says(empty: Up) -> None:
+    reading, writing = os.pipe()
+    arguments = [HEADRACE, "agent", "--balancer", empty.balancer, "--engine", "echo"]
+    process = subprocess.Popen(arguments, stdout=writing, stderr=writing)
+    os.close(writing)
+    try:
+        ready(empty)
+        os.close(reading)
+        process.send_signal(signal.SIGINT)
+
+        process.wait(30)
+        gone(empty)
+    finally:
+        process.kill()
+
+
+async def test_a_keeper_that_is_stopped_in_the_pause_before_a_start_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has heard of the process that ended, and there is none to be told."""
+    monkeypatch.setenv("PYTHONPATH", f"{HELPERS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    settings = AgentSettings("no address", "kept", EngineKind.ECHO, EngineChoices(slots=2))
+    keeper = Keeper(to_line(settings), module="ends_badly")
+    said: list[str] = []
+
+    class Reader(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            keeper.stop()
+
+    reader = Reader()
+    logging.getLogger("deploy.keeper").addHandler(reader)
+    try:
+        await keeper.run()
+    finally:
+        logging.getLogger("deploy.keeper").removeHandler(reader)
+
+    assert "started again" in said[0]

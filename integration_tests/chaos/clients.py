@@ -378,7 +378,8 @@ def _count_openai(record: Record, usage: dict[str, Any]) -> None:
 
 
 NAMES = {
-    "agent": "agent_lost",
+    "agent that served": "agent_lost",
+    "no agent serves the model": "model_not_found",
     "shutting down": "shutting_down",
     "not read": "slow_client",
     "no slot": "buffer_timeout",

@@ -11,7 +11,7 @@ from played import Play, Until, ask, metric
 from balancer.balancer import Balancer
 from balancer.exchange import Exchange
 from balancer.limits import MOST_UNREAD_EVENTS
-from common.errors import ErrorCode
+from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, TokenId
 from common.messages import (
     Busy,
@@ -359,3 +359,11 @@ async def test_an_agent_that_has_gone_leaves_no_series_behind(
     agent.leave()
 
     assert f'"{label}"' not in balancer.metrics.text().decode()
+
+
+async def test_a_new_balancer_waits_for_agents_of_models_that_it_does_not_know() -> None:
+    settling = Balancer(buffer_capacity=1, patience=1.0, settling=60.0)
+    settling.check_model("of an agent that comes back")
+
+    with pytest.raises(RequestError, match="no agent serves the model"):
+        Balancer(buffer_capacity=1, patience=1.0).check_model("of nobody")

@@ -9,13 +9,16 @@ from typing import Any
 import httpx
 import pytest
 from played import Play, Until, metric, want
+from starlette.types import Message, Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from balancer.app import create_app
 from balancer.balancer import Balancer
+from balancer.gate import Gate
 from balancer.keys import Keys
-from balancer.limits import Limit, Limits
+from balancer.limits import Limit, Limits, Tally
+from common.errors import ErrorCode, RequestError
 
 NATIVE = "/api/v1/continue_from_raw_prompt"
 CHAT = "/v1/chat/completions"
@@ -385,3 +388,32 @@ async def test_a_message_that_cannot_be_read_is_counted(
 
     assert json.loads(await socket.recv())["Error"]["request_id"] == "x"
     assert metric(balancer, 'headrace_refused_requests_total{reason="invalid_request"}') == 1
+
+
+async def test_a_body_that_does_not_come_gives_its_place_back() -> None:
+    limits = Limits(open_requests=1)
+    tally = Tally(limits)
+    told: list[RequestError] = []
+
+    async def read(_scope: Scope, receive: Receive, _send: Send) -> None:
+        await receive()
+        with pytest.raises(RequestError) as caught:
+            await receive()
+        told.append(caught.value)
+
+    parts = [{"type": "http.request", "body": b"x", "more_body": True}]
+
+    async def receive() -> Message:
+        if parts:
+            return parts.pop()
+        return await asyncio.get_running_loop().create_future()
+
+    async def send(_message: Message) -> None:
+        pass
+
+    gate = Gate(read, limits, tally, refused=told.append, body_patience=0.01)
+    path = "/v1/chat/completions"
+    await gate({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send)
+
+    assert [error.code for error in told] == [ErrorCode.BODY_TOO_SLOW]
+    assert tally.used(Limit.OPEN_REQUESTS) == 0

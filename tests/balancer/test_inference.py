@@ -462,12 +462,19 @@ async def next_embedding(lines: AsyncIterator[str]) -> Any:
         return json.loads(await anext(lines))["Response"]["response"]["Embedding"]
 
 
-async def test_embeddings_need_an_agent(client: httpx.AsyncClient, balancer: Balancer) -> None:
+async def test_embeddings_wait_for_an_agent(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play, until: Until
+) -> None:
     enable_embeddings(balancer)
+    asked = asyncio.create_task(client.post(EMBEDDINGS, json=documents("a")))
+    await until(lambda: balancer.buffered == 1)
 
-    response = await client.post(EMBEDDINGS, json=documents("a"))
+    agent = play()
+    request_id = (await agent.asked_to_embed()).request_id
+    agent.say_vector(request_id, "a", 1.0)
+    agent.finish(request_id)
 
-    assert (response.status_code, response.text) == (503, "no agents are connected\n")
+    assert (await asked).status_code == 200
 
 
 async def test_a_bad_embedding_batch_gets_a_status_and_a_reason(

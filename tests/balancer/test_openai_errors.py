@@ -23,6 +23,7 @@ TOLD = {
     ErrorCode.ORIGIN_NOT_ALLOWED: (403, INVALID, "origin_not_allowed", None),
     ErrorCode.HEADERS_TOO_LARGE: (431, INVALID, "headers_too_large", None),
     ErrorCode.BODY_TOO_LARGE: (413, INVALID, "body_too_large", None),
+    ErrorCode.BODY_TOO_SLOW: (408, INVALID, "body_too_slow", None),
     ErrorCode.NOT_SUPPORTED: (400, INVALID, "unsupported_parameter", None),
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: (400, INVALID, "context_length_exceeded", "input"),
     ErrorCode.MODEL_NOT_FOUND: (404, INVALID, "model_not_found", "model"),

@@ -168,6 +168,14 @@ async def test_a_body_may_take_its_time(dial: Dial) -> None:
     assert (await connection.answer()).endswith(b"2 bytes")
 
 
+async def test_a_second_request_before_the_first_answer_is_over_ends_both(dial: Dial) -> None:
+    connection = await dial()
+
+    connection.writer.write((GET + b"\r\n") * 2)
+
+    assert await connection.rest() == b""
+
+
 @bounded(most_connections=2)
 async def test_one_connection_too_many_is_told_so_and_the_others_go_on(dial: Dial) -> None:
     first, second = [await dial() for _ in range(2)]
