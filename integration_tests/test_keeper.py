@@ -6,9 +6,10 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,35 @@ def test_nothing_is_left_when_the_keeper_is_killed(empty: Up, *, stopped: bool) 
         assert command.processes() == []
 
 
+KEEP = """
+import asyncio, sys
+from deploy.keeper import Keeper
+asyncio.run(Keeper(sys.argv[1].encode()).run())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stopped process stays")
+def test_a_stopped_agent_in_the_group_of_its_keeper_dies_with_it(empty: Up) -> None:
+    """Where no manager and no terminal would see to it."""
+    settings = AgentSettings(empty.balancer, "kept", EngineKind.ECHO, EngineChoices(slots=2))
+    line = to_line(settings).decode()
+    keeper = subprocess.Popen([sys.executable, "-c", KEEP, line], start_new_session=True)
+    try:
+        ready(empty)
+        (child,) = children(keeper.pid)
+        os.kill(child, signal.SIGSTOP)
+
+        keeper.kill()
+        keeper.wait()
+
+        while _line(Path(f"/proc/{child}")):
+            pass  # soon
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(keeper.pid, signal.SIGKILL)
+    gone(empty)
+
+
 def test_an_agent_of_the_product_has_a_process_of_its_own_and_comes_back_too() -> None:
     with start_up("--engine", "echo") as up:
         before = ready(up)
@@ -147,6 +177,7 @@ def test_an_agent_of_the_product_has_a_process_of_its_own_and_comes_back_too() -
         second = agent_process(up.command)
         assert parent(second) == keeper
 
+        os.kill(second, signal.SIGSTOP)
         os.kill(keeper, signal.SIGKILL)  # by Ray, or by the system when memory is short
         ready(up, before=before)
         assert parent(agent_process(up.command)) != keeper
@@ -181,11 +212,14 @@ def test_ctrl_c_twice_ends_it_at_once(empty: Up) -> None:
         body = {"raw_prompt": "Once", "max_tokens": 3000, "sampling": {"ignore_eos": True}}
         with empty.client.stream("POST", ROUTE, json=body) as answer:
             next(answer.iter_lines())
+            (child,) = children(command.process.pid)
+            assert os.getpgid(child) != command.process.pid
             os.killpg(command.process.pid, signal.SIGINT)
             command.expect("draining")
             os.killpg(command.process.pid, signal.SIGINT)
 
             assert command.ended() == 0
+        command.expect("ended: 1000")  # the link: it has taken leave
         assert command.processes() == []
 
 
@@ -219,10 +253,12 @@ def test_one_that_the_balancer_refuses_is_one_clear_line() -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         port = server.socket.getsockname()[1]
         command = Command("agent", "--balancer", f"ws://127.0.0.1:{port}", "--engine", "echo")
-
-        assert command.ended() == 1
-        assert command.lines[-1] == "headrace: not you"
-        assert command.processes() == []
+        try:
+            assert command.ended() == 1
+            assert command.lines[-1] == "headrace: not you"
+            assert command.processes() == []
+        finally:
+            command.kill_the_rest()
 
 
 async def test_what_ends_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,6 +204,8 @@ def test_a_pass_that_hangs_is_over_its_limit_and_a_loop_at_rest_never_is(
     while not loop.look():
         assert heard.steps.empty()
 
+    assert loop.step_limit is not None
+    assert loop.step_limit < step_watch.UNMEASURED
     engine.open()
     while loop.step_age is not None:
         pass  # soon
