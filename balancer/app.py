@@ -17,7 +17,7 @@ from starlette.routing import Route, WebSocketRoute
 
 from balancer.balancer import Balancer
 from balancer.gate import Gate
-from balancer.http import KeyHolders, OwnOrigin, Refused, plain_error
+from balancer.http import KeyHolders, OwnOrigin, Refused, error_answer
 from balancer.inference import Inference
 from balancer.keys import Keys
 from balancer.management import Management
@@ -156,7 +156,7 @@ def _plain_errors(endpoint: Endpoint, refused: Refused) -> Endpoint:
             return await endpoint(request)
         except RequestError as error:
             refused(error)
-            return plain_error(error)
+            return error_answer(request.url.path, error)
         except StateError as error:
             return PlainTextResponse(f"{error}\n", status_code=500)
         except ClientDisconnect:

@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from balancer.interrupted import whole_answer
 from balancer.keys import Keys
-from balancer.openai_errors import RETRY_AFTER, refusal
-from common.errors import STATUS, ErrorCode, RequestError
+from common.errors import ErrorCode, RequestError
 
 T = TypeVar("T")
 
@@ -112,20 +112,15 @@ async def turn_away(
     """Answer before any route has, in the words of the protocol that the path stands for."""
     if scope["type"] == "websocket":
         await WebSocketClose(1008, error.message)(scope, receive, send)
-    elif scope["path"].startswith("/v1/"):
-        told = refusal(error)
-        answer = json_answer(
-            told.body, status=told.status, headers={**told.headers, **(headers or {})}
-        )
-        await answer(scope, receive, send)
     else:
-        await plain_error(error, headers)(scope, receive, send)
+        await error_answer(scope["path"], error, headers)(scope, receive, send)
 
 
-def plain_error(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
-    status = STATUS[error.code]
-    retry = {"retry-after": str(RETRY_AFTER[status])} if status in RETRY_AFTER else {}
-    return PlainTextResponse(f"{error.message}\n", status, {**retry, **(headers or {})})
+def error_answer(
+    path: str, error: RequestError, headers: Mapping[str, str] | None = None
+) -> Response:
+    told = whole_answer(path, error)
+    return Response(told.body, told.status, {**told.headers, **(headers or {})})
 
 
 INFERENCE = ("/v1/", "/api/v1/continue_from_", "/api/v1/generate_", "/api/v1/inference_socket")

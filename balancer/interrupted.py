@@ -1,7 +1,8 @@
-"""What a client is told in the balancer's place when the balancer itself has gone.
+"""What a client is told in place of an answer, or of the rest of one that was interrupted, in the words
+of its protocol.
 
-For whoever holds the client's connection then: it saw the answer pass, and here are the words that
-fit its protocol. No I/O here.
+The rest is for whoever holds the client's connection when the balancer itself has gone: it saw the
+answer pass. No I/O here.
 """
 
 import re

@@ -429,10 +429,14 @@ class Stop(Strict):
     request_id: str = Field(alias="StopRespondingTo")
 
 
+LONGEST_ID = 1024
+"""Characters of a name that a websocket's client gives to a request: each message of its answer has it."""
+
+
 class SocketRequest(Strict):
     """A websocket client's request; ``id`` is of its own choice, unique among its open ones."""
 
-    id: str
+    id: Annotated[str, Field(max_length=LONGEST_ID)]
     request: InferenceRequest
 
 

@@ -22,7 +22,14 @@ from deploy.keeper import AgentError, Keeper
 from deploy.settings import AgentSettings, EngineKind, to_line
 
 ROUTE = "/api/v1/continue_from_raw_prompt"
-HELPERS = Path(__file__).parent / "helpers"
+HERE = Path(__file__).parent
+HELPERS = [HERE / "helpers", HERE.parent / "tests" / "helpers"]
+
+
+def with_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For processes that are started: they find the modules that are here for tests."""
+    for folder in HELPERS:
+        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +108,7 @@ async def test_an_agent_whose_model_hangs_comes_back(
     empty: Up, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B28."""
-    monkeypatch.setenv("PYTHONPATH", f"{HELPERS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with_helpers(monkeypatch)
     settings = AgentSettings(empty.balancer, "kept", EngineKind.ECHO, EngineChoices(slots=2))
     keeper = Keeper(to_line(settings), module="hanging_agent")
     measured = {"raw_prompt": "a prompt that tells what a pass takes", "max_tokens": 100}
@@ -289,7 +296,7 @@ async def test_a_keeper_that_is_stopped_in_the_pause_before_a_start_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has heard of the process that ended, and there is none to be told."""
-    monkeypatch.setenv("PYTHONPATH", f"{HELPERS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with_helpers(monkeypatch)
     settings = AgentSettings("no address", "kept", EngineKind.ECHO, EngineChoices(slots=2))
     keeper = Keeper(to_line(settings), module="ends_badly")
     said: list[str] = []

@@ -1,14 +1,13 @@
 """What several tests need: a balancer, an agent whose part the test plays, and a real server."""
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
 import httpx
 import pytest
-import uvicorn
 from played import Play, PlayedAgent, Until
+from serving import serving
 
 from balancer.app import create_app
 from balancer.balancer import Balancer
@@ -40,20 +39,9 @@ def keep_alive() -> float:
 @pytest.fixture
 async def address(balancer: Balancer, keep_alive: float) -> AsyncGenerator[str]:
     """The balancer's routes under a real server: ``127.0.0.1:PORT``."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        create_app(balancer, keep_alive=keep_alive),
-        log_level="error",
-        lifespan="off",
-        ws="websockets-sansio",
-        timeout_graceful_shutdown=2,
-    )
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    yield f"127.0.0.1:{listener.getsockname()[1]}"
-    balancer.close()
-    server.should_exit = True
-    await task
+    async with serving(create_app(balancer, keep_alive=keep_alive)) as port:
+        yield f"127.0.0.1:{port}"
+        balancer.close()
 
 
 @pytest.fixture

@@ -1,14 +1,16 @@
 """An agent's process whose model hangs as soon as it reads ``HANG``, in a pass that never ends."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+from engines import OneModel
 
 from agent.echo import EchoEngine
-from agent.engine import Chunk, Decoded, Engine
+from agent.engine import Chunk, Decoded
 from agent.loop import LoopSettings
 from agent.service import Agent
-from agent.swap import ModelSwap, Setup
-from common.models import Download, HuggingFaceModel, LocalModel, UrlModel
+from agent.swap import ModelSwap
+from common.models import LocalModel
 from deploy.agent_process import main
 from deploy.settings import AgentSettings
 
@@ -22,29 +24,11 @@ class HangingEngine(EchoEngine):
         return super().decode(chunks)
 
 
-class HangingModels:
-    def find(
-        self,
-        reference: LocalModel | HuggingFaceModel | UrlModel,
-        /,
-        *,
-        progress: Callable[[Download | None], None],
-        stop: threading.Event,
-    ) -> str:
-        return "hanging"
-
-    def check(self, setup: Setup, /) -> None:
-        pass
-
-    def load(self, setup: Setup, /) -> Engine:
-        return HangingEngine(slots=2, context=256)
-
-
 def make_hanging(settings: AgentSettings) -> Agent:
     return Agent(
         balancer=settings.balancer,
         name=settings.name,
-        models=HangingModels(),
+        models=OneModel(HangingEngine(slots=2, context=256)),
         swap=ModelSwap(own=settings.choices, pinned=LocalModel("hanging")),
         loop_settings=LoopSettings(),
     )

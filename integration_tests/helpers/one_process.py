@@ -3,31 +3,27 @@ the engine waits for the test before each pass.
 """
 
 import asyncio
-import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
-import uvicorn
-from engines import HeldEngine
+from engines import HeldEngine, OneModel
 from leaving import PATIENCE, outcomes, value
+from serving import serving
 
 from agent.echo import EchoEmbedder
 from agent.embedding import Vectors
-from agent.engine import Chunk, Decoded, Engine
+from agent.engine import Chunk, Decoded
 from agent.service import Agent
-from agent.swap import ModelSwap, Setup
+from agent.swap import ModelSwap
 from balancer.app import create_app
 from balancer.balancer import Balancer
 from balancer.link import AgentListener
 from common.models import (
-    Download,
     EngineChoices,
-    HuggingFaceModel,
     LocalModel,
-    UrlModel,
 )
 
 
@@ -72,29 +68,6 @@ class CountingEngine(HeldEngine):
         finally:
             self.passes += 1
             self.fed += sum(len(chunk.tokens) for chunk in chunks)
-
-
-class OneModel:
-    """The files and models of an agent that has this engine and no other."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def find(
-        self,
-        reference: LocalModel | HuggingFaceModel | UrlModel,
-        /,
-        *,
-        progress: Callable[[Download | None], None],
-        stop: threading.Event,
-    ) -> str:
-        return "held.gguf"
-
-    def check(self, setup: Setup, /) -> None:
-        pass
-
-    def load(self, setup: Setup, /) -> Engine:
-        return self._engine
 
 
 @dataclass
@@ -171,29 +144,16 @@ async def whole(*, buffer_capacity: int = 100, keep_alive: float = 60.0) -> Asyn
     balancer = Balancer(buffer_capacity=buffer_capacity, patience=600.0)
     agents = AgentListener(balancer)
     agent_port = await agents.start("127.0.0.1", 0)
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        create_app(balancer, keep_alive=keep_alive),
-        log_level="error",
-        lifespan="off",
-        ws="websockets-sansio",
-        timeout_graceful_shutdown=2,
-    )
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    port = listener.getsockname()[1]
-    async with AsyncExitStack() as stack:
+    async with serving(create_app(balancer, keep_alive=keep_alive)) as port:
         http = httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{port}",
             headers={"user-agent": "test"},
             trust_env=False,
             timeout=PATIENCE,
         )
-        await stack.enter_async_context(http)
         try:
-            yield Whole(balancer, port, agent_port, http)
+            async with http:
+                yield Whole(balancer, port, agent_port, http)
         finally:
             balancer.close()
-            server.should_exit = True
-            await task
-            await agents.stop()
+    await agents.stop()

@@ -1,12 +1,10 @@
 """What holds for all routes: which web pages may use them."""
 
-import asyncio
-import socket
 from collections.abc import AsyncGenerator
 
 import httpx
 import pytest
-import uvicorn
+from serving import serving
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin
@@ -20,19 +18,9 @@ PAGE = "https://chat.example"
 @pytest.fixture
 async def open_to_a_page(balancer: Balancer) -> AsyncGenerator[str]:
     """The routes under a real server that lets one page in: ``127.0.0.1:PORT``."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        create_app(balancer, origins=[PAGE]),
-        log_level="error",
-        lifespan="off",
-        ws="websockets-sansio",
-    )
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    yield f"127.0.0.1:{listener.getsockname()[1]}"
-    balancer.close()
-    server.should_exit = True
-    await task
+    async with serving(create_app(balancer, origins=[PAGE])) as port:
+        yield f"127.0.0.1:{port}"
+        balancer.close()
 
 
 async def test_a_page_that_is_allowed_may_ask_and_read(open_to_a_page: str) -> None:

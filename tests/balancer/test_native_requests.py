@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from balancer.native_requests import (
+    LONGEST_ID,
     ContinueFromConversationHistory,
     ContinueFromRawPrompt,
     GenerateEmbeddingBatchParams,
@@ -263,6 +264,18 @@ def test_a_websocket_cancel_is_read() -> None:
     assert message.request_id == "7"
 
 
+SOCKET_PROMPT = {"ContinueFromRawPrompt": {"raw_prompt": "Hi", "max_tokens": 5}}
+
+
+def test_a_websocket_request_may_have_a_long_name() -> None:
+    name = "7" * LONGEST_ID
+
+    message = parse_message(json.dumps({"Request": {"id": name, "request": SOCKET_PROMPT}}))
+
+    assert isinstance(message, SocketRequest)
+    assert message.id == name
+
+
 @pytest.mark.parametrize(
     ("text", "request_id"),
     [
@@ -279,6 +292,10 @@ def test_a_websocket_cancel_is_read() -> None:
         ('{"Request": {"id": "7", "request": {}}}', "7"),
         ('{"Request": {"id": "7", "request": {"ContinueFromRawPrompt": {}}}}', "7"),
         ('{"Request": {"id": "7", "request": "GetModelMetadata"}}', "7"),
+        (
+            json.dumps({"Request": {"id": "7" * (LONGEST_ID + 1), "request": SOCKET_PROMPT}}),
+            "7" * (LONGEST_ID + 1),
+        ),
     ],
 )
 def test_a_websocket_message_that_cannot_be_read_names_its_request(

@@ -4,15 +4,14 @@ import asyncio
 import json
 import re
 import signal
-import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from played import Play, Until
+from serving import serving
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -235,15 +234,8 @@ async def openai_address(openai: OpenAi) -> AsyncGenerator[str]:
             Route("/v1/models", openai.list_models),
         ]
     )
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=2
-    )
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    await task
+    async with serving(app) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 async def test_a_chat_is_asked_and_read(openai: OpenAi, openai_address: str) -> None:

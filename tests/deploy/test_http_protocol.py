@@ -1,11 +1,10 @@
 """Under a real uvicorn, with bytes that the test writes itself."""
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
-import uvicorn
+from serving import serving
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -42,15 +41,8 @@ async def port(monkeypatch: pytest.MonkeyPatch, bounds: dict[str, float]) -> Asy
         monkeypatch.setattr(BoundedProtocol, name, value)
     bound_uvicorn()
     routes = [Route("/", size, methods=["GET", "POST"]), WebSocketRoute("/socket", echo)]
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        Starlette(routes=routes), log_level="error", lifespan="off", ws="websockets-sansio"
-    )
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    yield listener.getsockname()[1]
-    server.should_exit = True
-    await task
+    async with serving(Starlette(routes=routes)) as port:
+        yield port
 
 
 class Connection:

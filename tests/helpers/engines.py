@@ -4,9 +4,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from agent.echo import ByteVocabulary, EchoEngine
-from agent.engine import Chunk, Decoded, ImageRun, MixedPrompt, Picture
+from agent.engine import Chunk, Decoded, Engine, ImageRun, MixedPrompt, Picture
+from agent.model_files import describe
+from agent.swap import Setup
 from common.errors import DecodeError
 from common.ids import TokenId
+from common.models import Download, HuggingFaceModel, LocalModel, UrlModel
 
 
 class HeldEngine(EchoEngine):
@@ -36,6 +39,29 @@ class HeldEngine(EchoEngine):
             self.failures -= 1
             raise DecodeError("told to fail")
         return super().decode(chunks)
+
+
+class OneModel:
+    """The files and models of an agent that has this engine and no other."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def find(
+        self,
+        reference: LocalModel | HuggingFaceModel | UrlModel,
+        /,
+        *,
+        progress: Callable[[Download | None], None],
+        stop: threading.Event,
+    ) -> str:
+        return describe(reference)
+
+    def check(self, setup: Setup, /) -> None:
+        pass
+
+    def load(self, setup: Setup, /) -> Engine:
+        return self._engine
 
 
 class HeldVision:
