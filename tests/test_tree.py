@@ -29,8 +29,6 @@ COVERED_BY = {
     "agent/json_schema.py": "agent/constraint.py",
     "agent/literals.py": "agent/tool_calls.py",
     "agent/notations.py": "agent/call_rules.py",
-    "balancer/openai_chat_results.py": "balancer/openai_results.py",
-    "balancer/openai_completion_results.py": "balancer/openai_results.py",
     "agent/offered_tools.py": "agent/answer_grammar.py",
     "agent/output_parser.py": "agent/output.py",
     "agent/patterns.py": "agent/tools.py",
