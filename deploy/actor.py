@@ -31,19 +31,3 @@ class AgentActor:
             return None
         error = self._running.exception()
         return "it was stopped" if error is None else str(error)
-
-    async def pid(self) -> int | None:
-        """The agent's process; None while there is none."""
-        return self._keeper.pid
-
-    async def drain(self, seconds: float) -> None:
-        """Take nothing new, finish what runs, end; returns when it has ended, which takes little
-        longer than so many seconds at most.
-        """
-        self._keeper.drain(seconds)
-        await asyncio.wait({self._running})
-
-    async def stop(self) -> None:
-        """End now; returns when it has ended."""
-        self._keeper.stop()
-        await asyncio.wait({self._running})
