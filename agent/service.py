@@ -254,7 +254,8 @@ class Agent:
         self._tell(events)
 
     def give_back(self) -> None:
-        for request_id in tuple(self._wanted):
+        # What only takes the vocabulary is over in no time, and no other agent is asked for it.
+        for request_id in self._wanted - self._consulting.keys():
             self._given_back.add(request_id)
             self._cancel(request_id)
 
@@ -348,16 +349,12 @@ class Agent:
             self._host.loop.submit(prepared)
 
     def _cancel(self, request_id: RequestId) -> None:
-        if consulting := self._consulting.pop(request_id, None):
-            self._wanted.discard(request_id)
-            consulting.cancel()  # it may run already; else it never will
-            return
-        future = self._preparing.pop(request_id, None)
+        future = self._preparing.pop(request_id, None) or self._consulting.pop(request_id, None)
         if future is None:
             if self._host.loop is not None:
                 self._host.loop.cancel(request_id)
         else:
-            future.cancel()
+            future.cancel()  # it may run already; else it never will
             self._tell([Finished(request_id, FinishReason.CANCELLED, Usage())])
 
     def _tell(self, events: Sequence[Event]) -> None:

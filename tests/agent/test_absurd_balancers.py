@@ -71,8 +71,8 @@ Asking: TypeAlias = Generate | Embed | Tokenize | Detokenize
 ENDS: dict[type[Asking], tuple[type[LastEvent], ...]] = {
     Generate: (Finished, Failed, Busy),
     Embed: (Finished, Failed, Busy),
-    Tokenize: (Tokenized, Failed),
-    Detokenize: (Detokenized, Failed),
+    Tokenize: (Tokenized, Finished, Failed),
+    Detokenize: (Detokenized, Finished, Failed),
 }
 
 ids = st.sampled_from(REQUESTS)

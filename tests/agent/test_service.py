@@ -18,6 +18,7 @@ from linked import (
     PlayedModels,
     RunningAgent,
     ask,
+    to_tokenize,
     wanted,
 )
 from msgspec.structs import replace
@@ -44,15 +45,11 @@ from common.messages import (
     Failed,
     Finished,
     FinishReason,
-    Generate,
     Join,
     Pooling,
-    RawPrompt,
     Step,
     TokenGenerated,
-    Tokenize,
     Tokenized,
-    TokenPrompt,
     Usage,
 )
 from common.models import (
@@ -434,24 +431,21 @@ async def test_texts_that_nobody_waits_for_are_not_tokenized(
     balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
 ) -> None:
     """Else all that comes later would wait behind what others have left."""
-    vocabulary = HeldVocabulary()
-    engine.vocabulary = vocabulary
+    engine.vocabulary = vocabulary = HeldVocabulary()
     link = await balancer.link()
     await link.ready()
-    texts = [
-        Tokenize(request_id=RequestId(f"t{n}"), prompt=RawPrompt(str(n)), adds_beginning=False)
-        for n in range(20)
-    ]
-    await link.send(*texts)
-    await link.send(*(Cancel(text.request_id) for text in texts))
-    await link.send(Tokenize(request_id=R1, prompt=RawPrompt("last"), adds_beginning=False))
+    try:
+        names = [RequestId(f"t{n}") for n in range(20)]
+        await link.send(*map(to_tokenize, names))
+        await asyncio.to_thread(vocabulary.is_used.wait, 10)
+        await link.send(*map(Cancel, names))
+        for name in names:
+            assert await link.event() == Finished(name, FinishReason.CANCELLED, Usage())
+        await link.send(to_tokenize(R1))
+    finally:
+        vocabulary.may_go_on.set()
 
-    await asyncio.to_thread(vocabulary.is_used.wait, 10)
-    await link.send(Generate(request_id=R2, prompt=TokenPrompt((TokenId(1),)), max_tokens=1))
-    await link.status(lambda status: status.slots_processing == 1)  # it has read all that
-    vocabulary.may_go_on.set()
     event = await link.event()
-
     assert isinstance(event, Tokenized)
     assert event.request_id == R1
     assert len(vocabulary.texts) <= 2 + 1, "more than what the threads had begun"

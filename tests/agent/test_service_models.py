@@ -14,18 +14,20 @@ from linked import (
     PlayedModels,
     RunningAgent,
     ask,
+    to_tokenize,
     wanted,
 )
 
 from common.errors import ModelError, ProjectorError
+from common.ids import TokenId
 from common.messages import (
     Busy,
     Cancel,
     Described,
     Generate,
-    RawPrompt,
     Swap,
     Tokenize,
+    Tokenized,
 )
 from common.models import (
     Application,
@@ -103,6 +105,31 @@ async def test_a_swap_waits_for_what_runs_only_so_long_and_then_gives_it_back(
 
     assert (await link.outcome(R1))[1] == Busy(R1)
     assert (await link.status(lambda status: status.turn_taken == 1)).model_path == OTHER.path
+    running.agent.stop()
+    await running.ended()
+
+
+async def test_texts_being_tokenized_are_not_given_back(
+    balancer: PlayedBalancer, engine: HeldEngine, models: PlayedModels
+) -> None:
+    running = RunningAgent(await balancer.start(), models, longest_drain=0)
+    engine.vocabulary = vocabulary = HeldVocabulary()
+    models.engines[OTHER.path] = HeldEngine()
+    link = await balancer.link()
+    await link.ready()
+    await link.send(to_tokenize(R1), ask(R2))
+    await link.status(lambda status: status.slots_processing == 1)
+
+    try:
+        await link.send(wanted(OTHER, number=2))
+        await link.status(lambda status: status.awaits_turn)
+        await link.send(Swap(1))
+        assert await link.event() == Busy(R2)
+    finally:
+        vocabulary.may_go_on.set()
+
+    assert await link.event() == Tokenized(R1, (TokenId(97), TokenId(98)), (b"a", b"b"), 32)
+    await link.status(lambda status: status.turn_taken == 1)
     running.agent.stop()
     await running.ended()
 
@@ -245,7 +272,7 @@ async def test_no_model_may_be_wanted(balancer: PlayedBalancer, running: Running
     "frame",
     [
         ask(R1),
-        Tokenize(request_id=R1, prompt=RawPrompt("ab"), adds_beginning=False),
+        to_tokenize(R1),
     ],
 )
 async def test_a_swap_waits_for_prompts_that_are_still_prepared_for_nobody(

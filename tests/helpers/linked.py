@@ -26,6 +26,7 @@ from common.messages import (
     ToAgent,
     ToBalancer,
     TokenGenerated,
+    Tokenize,
     decode_to_balancer,
     encode,
 )
@@ -46,6 +47,10 @@ R1, R2, R3 = (RequestId(f"r{n}") for n in (1, 2, 3))
 
 def ask(request_id: RequestId, text: str = "ab") -> Generate:
     return Generate(request_id=request_id, prompt=RawPrompt(text), max_tokens=100)
+
+
+def to_tokenize(request_id: RequestId, text: str = "ab") -> Tokenize:
+    return Tokenize(request_id=request_id, prompt=RawPrompt(text), adds_beginning=False)
 
 
 class PlayedLink:
