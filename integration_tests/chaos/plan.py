@@ -28,11 +28,11 @@ SHORTEST, LONGEST = 100, 500
 
 class Protocol(enum.StrEnum):
     NATIVE = "native"
-    CONVERSATION = "native, conversation"
-    SOCKET = "websocket"
+    CONVERSATION = "native, chat"
+    SOCKET = "socket"
     CHAT_STREAM = "chat, streamed"
     CHAT_WHOLE = "chat, whole"
-    COMPLETION_STREAM = "completion, streamed"
+    COMPLETION_STREAM = "text, streamed"
 
 
 class Manner(enum.StrEnum):

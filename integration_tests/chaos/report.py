@@ -5,6 +5,7 @@ nobody got a token.
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -79,18 +80,19 @@ def _typical(seconds: list[float]) -> tuple[str, str]:
 
 
 def outcomes_table(records: Iterable[Record]) -> Table:
-    """Protocol by outcome."""
+    """Outcome by protocol."""
     counts: Counter[tuple[str, str]] = Counter()
     for record in records:
         protocol = "rubbish" if record.question is None else str(record.protocol)
         counts[protocol, _outcome(record)] += 1
-    outcomes = sorted({outcome for _, outcome in counts})
-    table = Table(title="Outcomes")
-    table.add_column("protocol")
-    for outcome in outcomes:
-        table.add_column(outcome, justify="right")
-    for protocol in sorted({protocol for protocol, _ in counts}):
-        table.add_row(protocol, *(str(counts[protocol, outcome] or "") for outcome in outcomes))
+    # There are many outcomes and few protocols: so it is as wide as a terminal at most.
+    protocols = sorted({protocol for protocol, _ in counts})
+    table = Table(title="Outcomes", padding=0, box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("outcome", no_wrap=True)
+    for protocol in protocols:
+        table.add_column(protocol, justify="right")
+    for outcome in sorted({outcome for _, outcome in counts}):
+        table.add_row(outcome, *(str(counts[protocol, outcome] or "") for protocol in protocols))
     return table
 
 
@@ -99,7 +101,7 @@ def _outcome(record: Record) -> str:
         return "NONE"
     match record.ending.outcome:
         case Outcome.COMPLETE if record.moves:
-            return f"complete after {record.moves} move{'s' * (record.moves > 1)}"
+            return f"complete, {record.moves} move{'s' * (record.moves > 1)}"
         case Outcome.ERROR:
             return record.ending.code.split()[-1]
         case outcome:
