@@ -43,7 +43,7 @@ class KvCache:
         dropped: list[SequenceId] = []
         if not self._pool.has_free:
             _, holders = self._index.match(tokens, salt=salt)
-            for holder in holders:
+            if (holder := next(filter(self.is_cached, holders), None)) is not None:
                 self._pool.touch(holder)
             dropped = self.evict()
         return self._pool.acquire(), dropped
@@ -84,18 +84,21 @@ class KvCache:
         self, sequence_id: SequenceId, tokens: Sequence[TokenId], *, salt: str
     ) -> list[SequenceId]:
         """A request is over: keep what its sequence holds. Returns what had to be dropped, which
-        may be the sequence itself, if another one holds the same already.
+        may be the sequence itself.
+
+        If another one holds the same, it is the first to go, but not yet: llama.cpp would go on in
+        its cells at once with what runs, whose cells then are not in the order of their positions any
+        more, and attention adds up in the order of cells.
         """
         self._index.remove(sequence_id)
         length, holders = self._index.match(tokens, salt=salt)
-        if length == len(tokens):
-            for holder in holders:
-                if self.is_cached(holder):
-                    self._pool.touch(holder)
-                    return [*self.release(sequence_id), *self.trim()]
+        again = next((h for h in holders if length == len(tokens) and self.is_cached(h)), None)
         self._index.insert(sequence_id, tokens, salt=salt)
         self.cells.rest(sequence_id)
         self._pool.rest(sequence_id, len(tokens))
+        if again is not None:
+            self._pool.touch(again)
+            self._pool.expose(sequence_id)
         return self.trim()
 
     def trim(self) -> list[SequenceId]:

@@ -41,6 +41,10 @@ class SequencePool:
         self._running.remove(sequence_id)
         self._cached[sequence_id] = length
 
+    def expose(self, sequence_id: SequenceId) -> None:
+        """The cached one is of no use: the first to go."""
+        self._cached = {sequence_id: self._cached.pop(sequence_id), **self._cached}
+
     def touch(self, sequence_id: SequenceId) -> None:
         """It has been of use. Nothing to do if it is not cached."""
         length = self._cached.pop(sequence_id, None)

@@ -245,6 +245,31 @@ def test_an_answer_is_the_same_to_the_last_bit_wherever_it_goes_on(engine: Llama
         assert _told(running, str(n)) == answer[1 + 3 * n :]
 
 
+def test_an_answer_is_the_same_to_the_last_bit_beside_one_that_was_given_before(
+    engine: LlamaEngine,
+) -> None:
+    """Of the answer that is here twice then, no cells are given up as long as nobody needs them: what
+    runs would go on in those, and its cells would not be in order any more.
+    """
+    options = {"sampling": ENDLESS, "logprobs": 0}
+    running = Running(engine)
+    running.submit("it", RawPrompt("The sea and the moon."), max_tokens=100, **options)
+    running.run()
+    running.forget()
+    alone = _told(running, "it")
+
+    running = Running(engine)
+    running.submit("before", RawPrompt("Whales are"), max_tokens=30, **options)
+    running.run()
+    running.submit("it", RawPrompt("The sea and the moon."), max_tokens=100, **options)
+    running.submit("again", RawPrompt("Whales are"), max_tokens=30, **options)
+    running.run()
+    running.forget()
+
+    assert _told(running, "again") == _told(running, "before")
+    assert _told(running, "it") == alone
+
+
 def test_a_pass_is_cut_so_that_what_must_be_alike_is_in_small_parts() -> None:
     def chunk(sequence: int, position: int, count: int, wants_token: bool = True) -> Chunk:
         return Chunk(

@@ -176,14 +176,38 @@ def test_a_prompt_does_not_push_out_its_own_beginning() -> None:
     assert running.usage(RequestId("a again")).cached_prompt_tokens == 19
 
 
-def test_the_same_question_again_and_again_is_kept_once() -> None:
-    running = Running(slots=1, context=200, cells=2000)
+@pytest.mark.parametrize(
+    "bound",
+    [{"sequences": 4}, {"sequences": 8, "most_cached": 4 * len(SYSTEM)}],
+    ids=["sequence IDs", "cells"],
+)
+def test_the_same_question_again_and_again_pushes_out_nothing_else(bound: dict[str, int]) -> None:
+    running = Running(slots=1, context=200, cells=2000, **bound)
+    running.submit(RequestId("other"), "x" * 20)
+    running.run()
 
-    for n in range(5):
+    for n in range(20):
         running.submit(RequestId(f"r{n}"), SYSTEM)
         running.run()
+    running.submit(RequestId("other again"), "x" * 20)
+    running.run()
 
-    assert running.scheduler.figures.cells_cached == 2 * len(SYSTEM) - 1 + 1
+    assert running.usage(RequestId("r19")).cached_prompt_tokens == len(SYSTEM) - 1
+    assert running.usage(RequestId("other again")).cached_prompt_tokens == 19
+    running.check()
+
+
+def test_what_is_here_twice_gives_up_no_cells_while_nobody_needs_them() -> None:
+    """What runs would go on in those, and its cells would not be in order any more."""
+    running = Running(slots=1, context=200, cells=2000, sequences=8)
+    cached: list[int] = []
+
+    for n in range(3):
+        running.submit(RequestId(f"r{n}"), SYSTEM)
+        running.run()
+        cached.append(running.scheduler.figures.cells_cached)
+
+    assert cached == sorted(set(cached)), "more each time"
 
 
 def test_the_cache_keeps_no_more_than_it_may() -> None:

@@ -48,6 +48,18 @@ def test_the_cached_id_that_was_of_use_last_is_the_last_to_go() -> None:
     assert pool.cached_length(first) == 5
 
 
+def test_the_cached_id_that_is_of_no_use_is_the_first_to_go() -> None:
+    pool = SequencePool(2)
+    first, second = pool.acquire(), pool.acquire()
+    pool.rest(first, 5)
+    pool.rest(second, 6)
+
+    pool.expose(second)
+
+    assert pool.oldest_cached == second
+    assert pool.cached_length(second) == 6
+
+
 def test_an_id_that_nobody_holds_cannot_be_released() -> None:
     pool = SequencePool(1)
 
