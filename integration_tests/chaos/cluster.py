@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from deploy.agents import ECHO_PACE
 from integration_tests.chaos.network import Passage
 from integration_tests.helpers.product import Command, Up
 
@@ -78,7 +79,8 @@ class ChaosAgent:
     def start(self) -> None:
         balancer = f"ws://127.0.0.1:{self.passage.port}"
         self._command = Command(
-            "agent", "--balancer", balancer, "--name", self.name, *self._options
+            *("agent", "--balancer", balancer, "--name", self.name, *self._options),
+            environment={ECHO_PACE: str(PACE)},
         )
         self.starts += 1
 

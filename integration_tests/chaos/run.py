@@ -5,7 +5,6 @@ left.
 import asyncio
 import contextlib
 import itertools
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,12 +15,10 @@ from time import monotonic, time
 
 import httpx
 
-from deploy.agents import ECHO_PACE
 from deploy.settings import EngineKind
 from integration_tests.chaos.clients import Clients
 from integration_tests.chaos.cluster import (
     CONTROLLER,
-    PACE,
     PROXY,
     REPLICA,
     Cluster,
@@ -88,7 +85,6 @@ class Report:
 
 def run(settings: Settings) -> Report:
     report = Report(settings)
-    os.environ[ECHO_PACE] = str(PACE)
     options = ("--agents", "0", "--engine", settings.engine)
     with start_up(*options, "--buffer-size", "256", "--buffer-timeout", "120") as up:
         folders = _folders(up)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -33,12 +33,14 @@ def free_port() -> int:
 class Command:
     """A ``headrace`` command that runs, and all that it has started."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        """``environment``: what it has beside ours."""
         self.mark = f"HEADRACE_TEST={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         self.process = subprocess.Popen(
             [HEADRACE, *arguments],
-            env={**os.environ, "RAY_ADDRESS": "local", name: value},  # a Ray of its own
+            # A Ray of its own.
+            env={**os.environ, "RAY_ADDRESS": "local", **(environment or {}), name: value},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

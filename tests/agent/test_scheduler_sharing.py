@@ -1,5 +1,7 @@
 """What prompts share, what is kept of them, and who gets the cells when they run short."""
 
+from typing import Any
+
 import pytest
 from scheduled import R1, R2, R3, R4, Running
 
@@ -181,7 +183,7 @@ def test_a_prompt_does_not_push_out_its_own_beginning() -> None:
     [{"sequences": 4}, {"sequences": 8, "most_cached": 4 * len(SYSTEM)}],
     ids=["sequence IDs", "cells"],
 )
-def test_the_same_question_again_and_again_pushes_out_nothing_else(bound: dict[str, int]) -> None:
+def test_the_same_question_again_and_again_pushes_out_nothing_else(bound: dict[str, Any]) -> None:
     running = Running(slots=1, context=200, cells=2000, **bound)
     running.submit(RequestId("other"), "x" * 20)
     running.run()
