@@ -22,6 +22,9 @@ the balancer, and not from Serve.
 TAKEN = "headrace.taken"
 """The type of a message, with ``bytes``."""
 
+LEFT = "headrace.left"
+"""The type of another: the client of a request over HTTP has gone."""
+
 STEP = 256 * 2**10
 """Bytes after which it is sent."""
 
@@ -85,6 +88,8 @@ class _Flow:
             if message["type"] == TAKEN:
                 self._on_the_way -= message["bytes"]
             else:
+                if message["type"] == LEFT:
+                    message = self._disconnect()
                 self._unread += size(message)
                 if self._unread > MOST_UNREAD:
                     log.warning("a client sends more than is read, and is given up")

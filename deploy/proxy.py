@@ -13,6 +13,7 @@ read is given up.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -22,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from balancer.interrupted import LastWords, last_words, whole_answer
 from common.errors import ErrorCode, RequestError
-from deploy.flow import FLOW, STEP, TAKEN, begins, size
+from deploy.flow import FLOW, LEFT, STEP, TAKEN, begins, size
 from deploy.http_protocol import bound_uvicorn
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,9 @@ SLOW_CLIENT = 30.0
 """Seconds in which a connection must take ``PIECE``."""
 
 PIECE = 64 * 2**10
+
+FAREWELL = 5.0
+"""Seconds that the replica has to end what it does for a client that has left."""
 
 SERVICE_RESTART = 1012
 TRY_AGAIN = RequestError(
@@ -74,6 +78,15 @@ def _with_one_id(send: Send) -> Send:
     return wrapped
 
 
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """In seconds; see the constants."""
+
+    silence: float
+    slow_client: float
+    farewell: float
+
+
 class Answered:
     """Sees to it that each answer has an end, and that each client takes it."""
 
@@ -84,19 +97,19 @@ class Answered:
         silence: float = SILENCE,
         answer_timeout: float = ANSWER_TIMEOUT,
         slow_client: float = SLOW_CLIENT,
+        farewell: float = FAREWELL,
     ) -> None:
         """In seconds; see the constants."""
         self._app = app
         self._balancer = _Balancer(app, answer_timeout)
-        self._silence = silence
-        self._slow_client = slow_client
+        self._times = _Times(silence, slow_client, farewell)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in {"http", "websocket"} or scope["path"].startswith(SERVES_OWN):
             await self._app(scope, receive, send)
             return
         kind = _Http if scope["type"] == "http" else _WebSocket
-        connection = kind(scope, receive, send, self._balancer, self._silence, self._slow_client)
+        connection = kind(scope, receive, send, self._balancer, self._times)
         await connection.run(self._app)
 
 
@@ -156,15 +169,13 @@ class _Connection(ABC):
         receive: Receive,
         send: Send,
         balancer: _Balancer,
-        silence: float,
-        slow_client: float,
+        times: _Times,
     ) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
         self._balancer = balancer
-        self._silence = silence
-        self._slow_client = slow_client
+        self._times = times
         self._loop = asyncio.get_running_loop()
         self._spoke = self._loop.time()
         """When the last word came, from whichever side."""
@@ -178,12 +189,14 @@ class _Connection(ABC):
         self._taken = 0
         """Bytes of which the replica does not know yet."""
         self._wants_to_tell = self._loop.create_future()
+        self._farewell: asyncio.TimerHandle | None = None
+        """Ends what the replica does for a client that has left."""
 
     async def run(self, app: ASGIApp) -> None:
         flow = FLOW.encode()
         headers = [pair for pair in self._scope["headers"] if pair[0].lower() != flow]
         headers.append((flow, b"1"))
-        self._watch = self._loop.call_later(self._silence, self._look)
+        self._watch = self._loop.call_later(self._times.silence, self._look)
         try:
             async with asyncio.timeout(None) as self._limit:
                 await app({**self._scope, "headers": headers}, self._receiving, self._sending)
@@ -192,6 +205,8 @@ class _Connection(ABC):
                 raise
         finally:
             self._watch.cancel()
+            if self._farewell is not None:
+                self._farewell.cancel()
             if self._next is not None:
                 self._next.cancel()
         if self._is_given_up:
@@ -215,8 +230,8 @@ class _Connection(ABC):
     def _look(self) -> None:
         """Is the silence that of a balancer which is there?"""
         quiet = self._loop.time() - self._spoke
-        if self._is_sending or quiet < self._silence:
-            wait = self._silence if self._is_sending else self._silence - quiet
+        if self._is_sending or quiet < self._times.silence:
+            wait = self._times.silence if self._is_sending else self._times.silence - quiet
             self._watch = self._loop.call_later(wait, self._look)
         else:
             self._balancer.is_there().add_done_callback(partial(self._learn, self._spoke))
@@ -225,7 +240,7 @@ class _Connection(ABC):
         if self._watch.cancelled():
             return
         if answer.cancelled() or answer.result() or self._spoke != spoke or self._is_sending:
-            self._watch = self._loop.call_later(self._silence, self._look)
+            self._watch = self._loop.call_later(self._times.silence, self._look)
         else:
             self._end()
 
@@ -236,6 +251,8 @@ class _Connection(ABC):
 
     async def _receiving(self) -> Message:
         """What comes from the client, and between it how much it has taken."""
+        if self._farewell is not None:  # that was all
+            return await self._loop.create_future()
         if self._next is None:
             self._next = asyncio.ensure_future(self._receive())
         if self._taken < STEP:
@@ -248,26 +265,33 @@ class _Connection(ABC):
         self._spoke = self._loop.time()
         if message["type"] in {"http.disconnect", "websocket.disconnect"}:
             self._is_over = True
+        if message["type"] == "http.disconnect":
+            # Serve would cancel what it has asked of the replica, and gRPC then never frees a message
+            # that is coming just now. So the replica is told, and ends by itself, or else is cancelled.
+            self._farewell = self._loop.call_later(self._times.farewell, self._end)
+            return {"type": LEFT}
         return message
 
     async def _sending(self, message: Message) -> None:
         self._has_begun = self._has_begun or self._is_from_balancer(message)
-        if not self._has_begun or self._is_given_up:
-            return  # Serve's own words are replaced; and nothing goes to who does not read
+        if not self._has_begun or self._is_given_up or self._is_over:
+            return  # Serve's own words are replaced; and nothing goes to who does not read, or has left
         if begins(message):
             del MutableHeaders(scope=message)[FLOW]
         self._see(message)
         self._is_sending = True
         try:
             for piece in _pieces(message):
-                async with asyncio.timeout(self._slow_client):
+                async with asyncio.timeout(self._times.slow_client):
                     await self._send(piece)
         except TimeoutError:
             log.warning("a client of %s does not read and is given up", self._scope["path"])
             self._is_given_up = True
-            # Serve must hear of it while it waits for the replica: if this send failed, it would
-            # forget the replica's answer without cancelling it.
+            # Serve must hear of it while it waits for the replica: if a send fails, it forgets the
+            # replica's answer without cancelling it, and keeps for ever what it has of it.
             self._loop.call_soon(self._end)
+        except OSError:
+            self._is_over = True  # what the client leaves behind is received next
         finally:
             self._is_sending = False
         self._spoke = self._loop.time()

@@ -53,7 +53,11 @@ def up() -> Generator[Up]:
 
 @pytest.fixture
 async def http(up: Up) -> AsyncGenerator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=up.address, timeout=PATIENCE, trust_env=False) as http:
+    # A connection for each: one that is kept could be closed just when it is used again.
+    once = {"connection": "close"}
+    async with httpx.AsyncClient(
+        base_url=up.address, timeout=PATIENCE, trust_env=False, headers=once
+    ) as http:
         yield http
 
 

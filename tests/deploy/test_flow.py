@@ -1,9 +1,10 @@
 import asyncio
 
+import pytest
 from ray.exceptions import ActorDiedError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deploy.flow import FLOW, MOST_UNREAD, TAKEN, HeldBack, size
+from deploy.flow import FLOW, LEFT, MOST_UNREAD, TAKEN, HeldBack, size
 
 
 class Proxy:
@@ -104,15 +105,29 @@ async def test_the_application_sees_only_what_comes_from_the_client() -> None:
     ]
 
 
-async def test_a_client_that_leaves_ends_the_waiting() -> None:
+@pytest.mark.parametrize("kind", ["http.disconnect", LEFT])
+async def test_a_client_that_leaves_ends_the_waiting(kind: str) -> None:
     proxy = Proxy()
     running = asyncio.create_task(proxy.run(endless))
     await proxy.until(3)
 
-    proxy.messages.put_nowait({"type": "http.disconnect"})
+    proxy.messages.put_nowait({"type": kind})
 
     await proxy.until(20)
     running.cancel()
+
+
+async def test_a_client_that_has_left_is_gone_for_the_application() -> None:
+    proxy = Proxy()
+    received: list[Message] = []
+
+    async def app(_scope: Scope, receive: Receive, _send: Send) -> None:
+        received.append(await receive())
+
+    proxy.messages.put_nowait({"type": LEFT})
+    await proxy.run(app)
+
+    assert received[0]["type"] == "http.disconnect"
 
 
 async def test_a_proxy_that_dies_is_a_client_that_left() -> None:

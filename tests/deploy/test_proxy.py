@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from deploy.flow import FLOW, STEP, TAKEN
+from deploy.flow import FLOW, LEFT, STEP, TAKEN
 from deploy.proxy import PIECE, TRY_AGAIN, Answered, OwnHeaders
 
 
@@ -110,11 +110,17 @@ class Client:
         self.reads = asyncio.Event()
         self.reads.set()
 
+        self.leaves = asyncio.Event()
+        self.is_cut = False
+
     async def receive(self) -> Message:
-        return await asyncio.Event().wait() and {}
+        await self.leaves.wait()
+        return {"type": f"{self.scope['type']}.disconnect"}
 
     async def send(self, message: Message) -> None:
         await self.reads.wait()
+        if self.is_cut:
+            raise OSError("as uvicorn says it of websockets")
         await asyncio.sleep(0)  # others may go on
         self.seen.append(message)
 
@@ -123,9 +129,21 @@ class Client:
         return b"".join(m["body"] for m in self.seen if m["type"] == "http.response.body")
 
     async def ask(
-        self, serve: Serve, *, silence: float = 100, answer_timeout: float = 100, slow: float = 100
+        self,
+        serve: Serve,
+        *,
+        silence: float = 100,
+        answer_timeout: float = 100,
+        slow: float = 100,
+        farewell: float = 100,
     ) -> None:
-        app = Answered(serve, silence=silence, answer_timeout=answer_timeout, slow_client=slow)
+        app = Answered(
+            serve,
+            silence=silence,
+            answer_timeout=answer_timeout,
+            slow_client=slow,
+            farewell=farewell,
+        )
         await app(self.scope, self.receive, self.send)
 
 
@@ -251,6 +269,45 @@ async def test_a_client_that_does_not_read_is_given_up_and_the_replica_hears_of_
     await client.ask(serve, slow=0.01)
 
     assert serve.cancelled.is_set()
+    assert client.seen == []
+
+
+async def test_a_client_that_leaves_is_told_of_and_nothing_is_cancelled() -> None:
+    client, serve = Client(), Serve(START, part(b"1\n"))
+    serve.hangs = True
+    asked = asyncio.create_task(client.ask(serve))
+    await serve.waits.wait()
+
+    client.leaves.set()
+
+    assert await serve.told.get() == {"type": LEFT}
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert serve.told.empty(), "once only"
+    assert not serve.cancelled.is_set()
+    asked.cancel()
+
+
+async def test_what_goes_on_for_a_client_that_has_left_is_cancelled() -> None:
+    client, serve = Client(), Serve(START, part(b"1\n"))
+    serve.hangs = True
+    client.leaves.set()
+
+    await client.ask(serve, farewell=0.01)
+
+    assert serve.cancelled.is_set()
+
+
+async def test_the_sockets_of_clients_that_have_left_take_what_comes_yet() -> None:
+    """Serve would forget the replica's answer if a send failed."""
+    client = Client("websocket")
+    serve = Serve(
+        {"type": "websocket.accept", "headers": []}, {"type": "websocket.send", "text": "a"}
+    )
+    client.is_cut = True
+
+    await client.ask(serve)
+
     assert client.seen == []
 
 
