@@ -379,6 +379,7 @@ def _count_openai(record: Record, usage: dict[str, Any]) -> None:
 
 NAMES = {
     "agent that served": "agent_lost",
+    "balancer was lost": "balancer_lost",
     "no agent serves the model": "model_not_found",
     "shutting down": "shutting_down",
     "not read": "slow_client",
