@@ -291,7 +291,8 @@ class _Connection(ABC):
             # replica's answer without cancelling it, and keeps for ever what it has of it.
             self._loop.call_soon(self._end)
         except OSError:
-            self._is_over = True  # what the client leaves behind is received next
+            # The client has left: the message that says so is received next.
+            self._is_over = True
         finally:
             self._is_sending = False
         self._spoke = self._loop.time()

@@ -144,16 +144,18 @@ async def whole(*, buffer_capacity: int = 100, keep_alive: float = 60.0) -> Asyn
     balancer = Balancer(buffer_capacity=buffer_capacity, patience=600.0)
     agents = AgentListener(balancer)
     agent_port = await agents.start("127.0.0.1", 0)
-    async with serving(create_app(balancer, keep_alive=keep_alive)) as port:
-        http = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}",
-            headers={"user-agent": "test"},
-            trust_env=False,
-            timeout=PATIENCE,
-        )
-        try:
-            async with http:
-                yield Whole(balancer, port, agent_port, http)
-        finally:
-            balancer.close()
-    await agents.stop()
+    try:
+        async with serving(create_app(balancer, keep_alive=keep_alive)) as port:
+            http = httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}",
+                headers={"user-agent": "test"},
+                trust_env=False,
+                timeout=PATIENCE,
+            )
+            try:
+                async with http:
+                    yield Whole(balancer, port, agent_port, http)
+            finally:
+                balancer.close()
+    finally:
+        await agents.stop()
