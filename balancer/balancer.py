@@ -272,7 +272,7 @@ class Balancer:
         An agent that is here already has a new link before we noticed the loss of the old one.
         """
         if frame.agent_id in self._agents:
-            self.leave(frame.agent_id)
+            self.leave(frame.agent_id, "it has a newer link")
         log.info("agent_id=%s name=%s joined", frame.agent_id, frame.name)
         agent = LinkedAgent(frame.agent_id, frame.name, frame.labels, frame.status, send, drop)
         self._agents[frame.agent_id] = agent
@@ -301,9 +301,9 @@ class Balancer:
             elif self._dispatcher.serves(agent_id, event.request_id):
                 self._happened(self._agents[agent_id], event)
 
-    def leave(self, agent_id: AgentId) -> None:
-        """The agent's link is lost."""
-        log.info("agent_id=%s left", agent_id)
+    def leave(self, agent_id: AgentId, reason: str) -> None:
+        """The agent's link is lost. ``reason``: for the log."""
+        log.info("agent_id=%s left: %s", agent_id, reason)
         agent = self._agents.pop(agent_id)
         if not agent.status.leaving:
             back_by = self._loop.time() + LOST_MODEL_PATIENCE
@@ -341,7 +341,7 @@ class Balancer:
             if reason is not None:
                 log.warning("agent_id=%s name=%s is given up: %s", agent_id, agent.name, reason)
                 self.metrics.given_up.inc()
-                self.leave(agent_id)
+                self.leave(agent_id, "it is given up")
                 agent.drop(reason)
         if not self.closed.is_set():
             self._loop.call_later(LOOK_INTERVAL, self._look)

@@ -131,18 +131,19 @@ class AgentListener:
 
         self._balancer.join(join, send, drop)
         self._current[agent_id] = socket
+        reason = "its link was closed"
         try:
             async with asyncio.TaskGroup() as group:
                 writer = group.create_task(_write(socket, outbox))
                 await self._read(socket, agent_id)
                 writer.cancel()
-        except* ConnectionClosed:
-            pass
+        except* ConnectionClosed as group:
+            reason = str(group.exceptions[0])
         finally:
             # A newer link of the same agent has taken its place in the balancer already.
             if self._current.get(agent_id) is socket:
                 del self._current[agent_id]
-                self._balancer.leave(agent_id)
+                self._balancer.leave(agent_id, reason)
 
     async def _read(self, socket: ServerConnection, agent_id: AgentId) -> None:
         async for data in socket:

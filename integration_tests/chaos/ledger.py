@@ -24,6 +24,11 @@ AFTERMATH = 30.0
 NOTICED_WITHIN = 5.0
 """Seconds after a fault is over in which an agent may still be given up for it."""
 
+CLOCK_ERROR = 0.5
+"""Seconds that a departure may seem to be before its fault: the balancer's log has the wall clock,
+in whole milliseconds, and a link that is cut is noticed in less than one.
+"""
+
 
 class Outcome(enum.StrEnum):
     COMPLETE = "complete"
@@ -268,6 +273,7 @@ class Departure:
 
     agent: str
     at: float
+    reason: str
 
 
 def unexplained(departures: Sequence[Departure], struck: Sequence[Struck]) -> list[str]:
@@ -275,11 +281,11 @@ def unexplained(departures: Sequence[Departure], struck: Sequence[Struck]) -> li
     never be taken for a dead one.
     """
     return [
-        f"{departure.agent} was given up, and nothing had struck it"
+        f"{departure.agent} was given up, and nothing had struck it: {departure.reason}"
         for departure in departures
         if not any(
             (s.kind in OF_BALANCER or (s.kind in LOSING and s.agent == departure.agent))
-            and s.began <= departure.at <= s.ended + NOTICED_WITHIN
+            and s.began - CLOCK_ERROR <= departure.at <= s.ended + NOTICED_WITHIN
             for s in struck
         )
     ]

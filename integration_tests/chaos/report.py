@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from integration_tests.chaos.ledger import Outcome, Record
+from integration_tests.chaos.ledger import Outcome, Record, Struck
 from integration_tests.chaos.run import Report
 
 MOST_SHOWN = 10
@@ -28,6 +28,11 @@ def show(report: Report, console: Console) -> None:
     )
     for violation in report.violations:
         console.print(f"  violation: {violation}", markup=False, highlight=False, soft_wrap=True)
+    if report.violations:
+        console.print(strikes_table(report.ledger.struck))
+        for line in report.log:
+            if "request_id=" not in line:
+                console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     failed = [record for record in report.ledger.records if record.ended_as(Outcome.ERROR)]
     for record in failed[:MOST_SHOWN]:
         if record.request_id is not None:
@@ -69,6 +74,18 @@ def faults_table(report: Report) -> Table:
                     gaps[struck.kind].append(gap.ended - gap.began)
     for kind, times in sorted(lasted.items()):
         table.add_row(kind, str(len(times)), *_typical(times), *_typical(gaps[kind]))
+    return table
+
+
+def strikes_table(struck: Iterable[Struck]) -> Table:
+    """One after the other: who, and from when to when, in seconds after the first."""
+    table = Table(title="Strikes")
+    for name in ("kind", "agent", "from", "to"):
+        table.add_column(name, justify="right" if name in {"from", "to"} else "left")
+    ordered = sorted(struck, key=lambda s: s.began)
+    for each in ordered:
+        times = [f"{at - ordered[0].began:.1f}" for at in (each.began, each.ended)]
+        table.add_row(each.kind, each.agent, *times)
     return table
 
 

@@ -48,8 +48,8 @@ MOST_GROWTH = 40 * 2**10
 MOST_MORE_DESCRIPTORS = 12
 
 JOINED = re.compile(r"agent_id=(\w+) name=(\S+) joined$")
-LEFT = re.compile(r"agent_id=(\w+) left$")
-MENTIONS = re.compile(r" (request_id=|agent_id=\w+ (name=\S+ joined|left))")
+LEFT = re.compile(r"agent_id=(\w+) left: (.*)$")
+MENTIONS = re.compile(r" (request_id=|agent_id=\w+ (name=\S+ joined|left: ))")
 DISPATCHED = re.compile(r"request_id=(\w+) agent_id=\w+ dispatched$", re.MULTILINE)
 COUNTED = re.compile(r'^headrace_requests_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
 
@@ -122,7 +122,7 @@ def _departures(log: Iterable[str], began: float) -> list[Departure]:
             names[joined[1]] = joined[2]
         elif left := LEFT.search(line):
             stamp = datetime.fromisoformat(line[:23].replace(",", "."))
-            found.append(Departure(names[left[1]], stamp.timestamp() - offset))
+            found.append(Departure(names[left[1]], stamp.timestamp() - offset, left[2]))
     return [departure for departure in found if departure.at >= began]
 
 

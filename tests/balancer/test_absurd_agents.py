@@ -278,7 +278,7 @@ class Histories(RuleBasedStateMachine):
     def leaves(self) -> None:
         if self.is_here:
             self.is_here = False
-            self.run((self.balancer.leave, BAD))
+            self.run((self.balancer.leave, BAD, "it was lost"))
 
     # What must hold
 

@@ -107,6 +107,22 @@ async def test_a_cut_link_is_a_lost_agent(balancer: Balancer, url: str, until: U
     await until(lambda: balancer.agents == [])
 
 
+async def test_the_log_tells_why_an_agent_left(
+    balancer: Balancer, url: str, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "balancer.balancer")
+    cut, polite = await dial(url, join("cut")), await dial(url, join("polite"))
+    await until(lambda: len(balancer.agents) == 2)
+
+    cut.transport.abort()
+    await until(lambda: len(balancer.agents) == 1)
+    await polite.close()
+    await until(lambda: not balancer.agents)
+
+    assert "agent_id=cut left: no close frame received or sent" in caplog.messages
+    assert "agent_id=polite left: its link was closed" in caplog.messages
+
+
 async def test_a_new_link_of_the_same_agent_replaces_the_old_one(
     balancer: Balancer, url: str, until: Until
 ) -> None:

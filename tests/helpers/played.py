@@ -112,7 +112,7 @@ class PlayedAgent:
         self.say(Finished(request_id, reason, Usage(5, 0, 2)))
 
     def leave(self) -> None:
-        self._balancer.leave(self.agent_id)
+        self._balancer.leave(self.agent_id, "it was lost")
 
     async def asked(self) -> Generate:
         """The next frame, which must be a request."""
