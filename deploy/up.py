@@ -286,7 +286,8 @@ async def _application(settings: UpSettings, *, ray_is_ours: bool) -> AsyncGener
             await _to_the_end(serve.start, proxy_location="HeadOnly", http_options=http_options)
             handle = await _to_the_end(serve.run, application, name=APPLICATION, route_prefix="/")
         except (RayError, RuntimeError, OSError, ValueError) as error:
-            raise StartError(f"the balancer did not start: {error}") from error
+            reason = await asyncio.to_thread(_why_not_deployed) or error
+            raise StartError(f"the balancer did not start: {reason}") from error
         try:
             yield handle
         finally:
@@ -330,6 +331,19 @@ async def _tell_clients(handle: Any) -> None:
             await handle.shut_down.remote()
     except (RayError, RuntimeError, OSError, TimeoutError) as error:
         log.warning("the balancer did not take leave of its clients: %s", error)
+
+
+def _why_not_deployed() -> str | None:
+    """The last line of what Serve says, which is a traceback. None: it says nothing."""
+    from ray import serve
+    from ray.exceptions import RayError
+
+    try:
+        application = serve.status().applications.get(APPLICATION)
+    except (RayError, RuntimeError):
+        return None
+    told = [each.message for each in application.deployments.values()] if application else []
+    return next(reversed("\n".join(told).strip().splitlines()), None)
 
 
 def _serve_runs() -> bool:

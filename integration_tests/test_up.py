@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -317,6 +318,22 @@ def test_what_is_killed_hard_tidies_up_by_itself() -> None:
 
         assert up.command.processes() == []
         assert folders() <= before
+
+
+def test_a_port_that_is_taken_while_it_starts_is_named() -> None:
+    port = free_port()
+    command = Command("up", "--port", str(free_port()), "--agent-port", str(port))
+    try:
+        command.expect("starting Ray ...")
+        with socket.create_server(("127.0.0.1", port)):
+            line = command.expect("headrace: the balancer did not start")
+
+        assert f"'127.0.0.1', {port}" in line
+        assert "address already in use" in line
+        assert command.ended() == 1
+        assert command.processes() == []
+    finally:
+        command.kill_the_rest()
 
 
 def test_a_model_that_will_not_load_is_one_clear_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import queue
+import random
 import re
 import shutil
 import signal
@@ -25,9 +26,18 @@ START_TIMEOUT = 120.0
 STOP_TIMEOUT = 60.0
 
 
+_ports = iter(random.SystemRandom().sample(range(20_000, 32_000), 10_000))
+"""Not those that systems give to whoever asks for any (Linux: from 32768 on). Ray asks for many, and
+would now and then take one before it is used.
+"""
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    """Another one each time."""
+    for port in _ports:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("all have been used")
 
 
 class Command:
