@@ -139,6 +139,9 @@ class AgentListener:
                 writer.cancel()
         except* ConnectionClosed as group:
             reason = str(group.exceptions[0])
+        except* msgspec.MsgspecError:
+            reason = "it sent what cannot be read"
+            raise
         finally:
             # A newer link of the same agent has taken its place in the balancer already.
             if self._current.get(agent_id) is socket:

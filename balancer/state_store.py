@@ -66,6 +66,8 @@ class FileStore:
         """Beside it, since only inside a file system is a file put in another's place in one act."""
 
     def load(self) -> StoredState | None:
+        with suppress(OSError):
+            self._new.unlink()  # of a balancer that was ended while it wrote
         try:
             text = self._path.read_bytes()
         except FileNotFoundError:
@@ -88,7 +90,7 @@ class FileStore:
         text = state.model_dump_json(by_alias=True, indent=2) + "\n"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._new.unlink(missing_ok=True)  # of a balancer that was ended while it wrote
+            self._new.unlink(missing_ok=True)  # of another one, ended since this one has begun
             # Addresses of models may have keys in them.
             with open(self._new, "x", encoding="utf-8", opener=_for_the_owner_only) as file:
                 file.write(text)

@@ -24,7 +24,7 @@ AFTERMATH = 30.0
 NOTICED_WITHIN = 5.0
 """Seconds after a fault is over in which an agent may still be given up for it."""
 
-CLOCK_ERROR = 0.5
+CLOCK_ERROR = 0.05
 """Seconds that a departure may seem to be before its fault: the balancer's log has the wall clock,
 in whole milliseconds, and a link that is cut is noticed in less than one.
 """

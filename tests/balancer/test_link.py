@@ -201,8 +201,9 @@ async def test_web_pages_cannot_join(url: str) -> None:
 
 
 async def test_an_unreadable_later_frame_loses_only_that_agent(
-    balancer: Balancer, url: str, until: Until
+    balancer: Balancer, url: str, until: Until, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "balancer.balancer")
     good, bad = await dial(url, join("good")), await dial(url, join("bad"))
     await until(lambda: len(balancer.agents) == 2)
 
@@ -210,6 +211,7 @@ async def test_an_unreadable_later_frame_loses_only_that_agent(
 
     await until(lambda: [agent.name for agent in balancer.agents] == ["good"])
     await good.close()
+    assert "agent_id=bad left: it sent what cannot be read" in caplog.messages
 
 
 async def test_a_cancel_reaches_the_agent(balancer: Balancer, url: str, until: Until) -> None:

@@ -78,6 +78,15 @@ def test_a_file_that_cannot_be_understood_is_named_and_left_alone(
     assert path.read_text() == text
 
 
+def test_what_a_killed_writer_left_half_written_is_gone_with_the_next_start(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    FileStore(path).save(NEW)
+    (tmp_path / ".state.json.new").write_text('{"balancer_des')
+
+    assert FileStore(path).load() == NEW
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+
+
 def test_a_file_that_cannot_be_written_keeps_what_it_had(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
 
