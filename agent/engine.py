@@ -48,17 +48,6 @@ class Chunk(NamedTuple):
     """What the tokens stand for, or are a part of; then the chunk is alone in its pass."""
 
 
-class KvLayout(enum.StrEnum):
-    """How the KV cache is cut up."""
-
-    UNIFIED = "unified"
-    """All sequences share all cells: prefixes are shared without a copy."""
-    SEPARATE = "separate"
-    """Each sequence has its own ``context`` cells: what is shared is copied, and memory is needed
-    for every sequence; attention never looks at other sequences' cells.
-    """
-
-
 class SamplerPlace(enum.StrEnum):
     """Where llama.cpp's samplers run, for requests whose samplers could run in either place."""
 

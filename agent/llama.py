@@ -23,7 +23,6 @@ from agent.engine import (
     Decoded,
     Guidance,
     ImageRun,
-    KvLayout,
     Sampler,
     SamplerPlace,
 )
@@ -36,7 +35,7 @@ from agent.llama_vision import LlamaEncoding, LlamaVision
 from common.errors import DecodeError, ModelError, RequestError
 from common.ids import SequenceId, TokenId
 from common.messages import Logprobs, Sampling
-from common.models import CacheType, FlashAttention
+from common.models import CacheType, FlashAttention, KvLayout
 
 DEFAULT_CONTEXT = 4096
 """Tokens of one request, prompt and answer, unless the model was trained for fewer."""

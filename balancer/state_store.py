@@ -7,12 +7,13 @@ old one in one act, so that whatever ends the process leaves the one or the othe
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from balancer.desired_state import AgentOverrides, BalancerDesiredState, Strict
+from balancer.fleets import Fleets
 from common.errors import HeadraceError
 
 
@@ -21,10 +22,15 @@ class StateError(HeadraceError):
 
 
 class StoredState(Strict):
-    """The file's content; without ``agent_overrides`` it is that of the published format."""
+    """The file's content; without ``agent_overrides``, ``fleets`` and ``revision`` it is that of the
+    published format.
+    """
 
     balancer_desired_state: BalancerDesiredState
     agent_overrides: AgentOverrides = AgentOverrides()
+    fleets: Fleets = Field(default_factory=dict)
+    revision: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Grows with each change, so that of two balancers' states the newer one is known."""
     version: Literal["1"] = "1"
 
 

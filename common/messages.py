@@ -28,7 +28,7 @@ from common.frame import Frame
 from common.ids import AgentId, RequestId, TokenId
 from common.models import AgentDesiredState, AgentIssue, Application, Download
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised when a change to the frames would be misread by the other side."""
 
 REFUSED = 4000
@@ -550,6 +550,8 @@ class Join(Frame, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)] | None
     status: Status
     labels: tuple[str, ...] = ()
+    fleet: str | None = None
+    """Whose it is; None: it was started by hand."""
 
 
 class Step(Frame, frozen=True):

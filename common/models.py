@@ -119,6 +119,33 @@ class FlashAttention(enum.StrEnum):
     OFF = "off"
 
 
+class KvLayout(enum.StrEnum):
+    """How the KV cache is cut up."""
+
+    UNIFIED = "unified"
+    """All sequences share all cells: prefixes are shared without a copy."""
+    SEPARATE = "separate"
+    """Each sequence has its own ``context`` cells: what is shared is copied, and memory is needed
+    for every sequence; attention never looks at other sequences' cells.
+    """
+
+
+class Phase(enum.StrEnum):
+    """What an agent of a fleet does until it serves, and then."""
+
+    NODE = "node"
+    """It waits for a node with room for it."""
+    PROCESS = "process"
+    """Its process starts, and dials the balancer."""
+    DOWNLOAD = "download"
+    """Its model's files are found, fetched and checked."""
+    LOAD = "load"
+    WARM_UP = "warm_up"
+    READY = "ready"
+    DRAINING = "draining"
+    """It was asked to go, and finishes what runs."""
+
+
 class EngineChoices(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is run. None: as somebody else says, in the end the engine itself."""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from agent.echo import EchoEngine
-from agent.engine import Chunk, Decoded, Engine, KvLayout
+from agent.engine import Chunk, Decoded, Engine
 from agent.loop import LoopSettings
 from agent.model_files import ModelFiles, default_cache, describe
 from agent.service import Agent
@@ -16,6 +16,7 @@ from common.models import (
     Download,
     FlashAttention,
     HuggingFaceModel,
+    KvLayout,
     LocalModel,
     UrlModel,
 )

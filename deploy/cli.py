@@ -12,9 +12,9 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from agent.engine import KvLayout
 from balancer.limits import Limits
 from common.errors import HeadraceError
+from common.models import KvLayout
 from deploy.bench import Api, Asking, BenchSettings, run_bench
 from deploy.bench_report import (
     BenchError,

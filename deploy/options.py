@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 import typer
 
-from agent.engine import KvLayout
 from agent.model_files import check_model as check_file
 from balancer.desired_state import LocalModel, referred
 from balancer.keys import KeysError, read_keys
@@ -19,7 +18,7 @@ from balancer.limits import LARGEST_BODY, Limits
 from balancer.state_store import StateError, open_store
 from common.errors import ModelError
 from common.messages import LONGEST_NAME
-from common.models import CacheType, EngineChoices, FlashAttention
+from common.models import CacheType, EngineChoices, FlashAttention, KvLayout
 from deploy.bench import Api
 from deploy.model import parse_model
 from deploy.settings import AgentSettings, EngineKind

@@ -7,9 +7,8 @@ from pathlib import Path
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.engine import KvLayout
 from balancer.limits import Limits
-from common.models import EngineChoices, ModelReference
+from common.models import EngineChoices, KvLayout, ModelReference
 
 CLIENT_PORT = 8061
 AGENT_PORT = 8062

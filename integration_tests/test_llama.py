@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llama_running import GREEDY, Running, first_logprobs, generate
 from msgspec.structs import replace
 
-from agent.engine import Chunk, KvLayout, SamplerPlace
+from agent.engine import Chunk, SamplerPlace
 from agent.llama import (
     ALIKE,
     ATTENTION_TILE,
@@ -35,7 +35,7 @@ from common.messages import (
     TokenGenerated,
     TokenPrompt,
 )
-from common.models import CacheType, FlashAttention
+from common.models import CacheType, FlashAttention, KvLayout
 from deploy.model import default_model
 
 ENDLESS = replace(GREEDY, ignore_eos=True)

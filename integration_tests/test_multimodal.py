@@ -25,7 +25,7 @@ from product import Up, start_up
 from tiny_projector import PATCH, SIDE, TOKENS, write_tiny_projector
 from tiny_qwen2vl import PIXELS_PER_TOKEN, WIDTH, write_tiny_qwen2vl
 
-from agent.engine import KvLayout, SamplerPlace
+from agent.engine import SamplerPlace
 from agent.images import open_image
 from agent.llama import LlamaEngine
 from agent.prompt import Preparer
@@ -44,6 +44,7 @@ from common.messages import (
     Sampling,
     TokenGenerated,
 )
+from common.models import KvLayout
 from deploy.model import default_model
 
 PLAIN = "{{ messages[0].content }}"

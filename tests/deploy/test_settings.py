@@ -2,12 +2,12 @@
 
 import pytest
 
-from agent.engine import KvLayout
 from common.models import (
     CacheType,
     EngineChoices,
     FlashAttention,
     HuggingFaceModel,
+    KvLayout,
     LocalModel,
     ModelReference,
     NoModel,

@@ -1,0 +1,102 @@
+"""Fleets: the agents that are started and stopped as they are needed, as an operator wants them.
+
+Bodies of ``/api/v1/fleets`` and part of the stored state. No I/O here; how many agents a fleet has is
+decided in ``fleet_plan``.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from balancer.desired_state import DesiredModel, Int, Strict, UInt, referred
+from common.models import (
+    CacheType,
+    EngineChoices,
+    FlashAttention,
+    KvLayout,
+    ModelReference,
+    names,
+)
+
+MOST_FLEETS = 64
+MOST_AGENTS = 1024
+"""Of one fleet."""
+
+FleetName: TypeAlias = Annotated[str, Field(pattern="^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+"""Part of the names of its agents: ``NAME-1``, ``NAME-2`` ..."""
+
+NodeLabel: TypeAlias = Annotated[str, Field(min_length=1, max_length=63)]
+
+
+class Resources(Strict):
+    """What each agent takes of the node it runs on; Ray places by it, and adds nodes for it."""
+
+    cpus: Annotated[float, Field(ge=0, le=4096)] = 0.0
+    gpus: Annotated[float, Field(ge=0, le=64)] = 0.0
+    labels: Annotated[dict[NodeLabel, NodeLabel], Field(max_length=16, default_factory=dict)]
+    """What the node must be labelled with."""
+
+
+class Engine(Strict):
+    """How the model is run. What is not said is as the desired state says."""
+
+    context_size: UInt | None = None
+    n_batch: Annotated[int, Field(gt=0, lt=2**31)] | None = None
+    n_gpu_layers: Int | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    main_gpu: Annotated[int, Field(ge=0, le=255)] | None = None
+    flash_attention: FlashAttention | None = None
+    k_cache_dtype: CacheType | None = None
+    v_cache_dtype: CacheType | None = None
+    kv_layout: KvLayout = KvLayout.UNIFIED
+    kv_cells: Annotated[int, Field(ge=16, lt=2**31)] | None = None
+    cache_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    longest_gap: Annotated[float, Field(ge=0.01, le=60)] = 0.15
+
+    def choices(self, slots: int) -> EngineChoices:
+        loop = {"kv_layout", "kv_cells", "cache_tokens", "longest_gap"}
+        return EngineChoices(slots=slots, **self.model_dump(exclude=loop))
+
+
+class Fleet(Strict):
+    model: DesiredModel | None = None
+    """None: that of the desired state, also when it changes."""
+    slots: Annotated[int, Field(ge=1, le=256)] = 4
+    """Of each agent."""
+    resources: Resources = Resources()
+    engine: Engine = Engine()
+    min: Annotated[int, Field(ge=0, le=MOST_AGENTS)] = 0
+    max: Annotated[int, Field(ge=0, le=MOST_AGENTS)] = 1
+    idle_time: Annotated[float, Field(ge=1, le=86_400)] = 300.0
+    """Seconds that an agent may have nothing to do before it goes, if ``min`` others are left."""
+    grow_when_waiting: Annotated[int, Field(ge=1, le=100_000)] = 1
+    """So many requests that wait mean one more agent."""
+    grow_at_slot_use: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """So large a part of the slots in use means one more, also while nobody waits."""
+    spare_nodes: Annotated[int, Field(ge=0, le=MOST_AGENTS)] = 0
+    """Room for so many more agents is asked of Ray's autoscaler beforehand."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min ({self.min}) is more than max ({self.max})")
+        return self
+
+    def reference(self, desired: ModelReference) -> ModelReference:
+        """``desired``: the model of the desired state."""
+        return desired if self.model is None else referred(self.model)
+
+
+Fleets: TypeAlias = Annotated[dict[FleetName, Fleet], Field(max_length=MOST_FLEETS)]
+
+
+def fleet_of(agent_name: str | None, fleets: Iterable[str]) -> str | None:
+    """Whose agent it is by its name; None: nobody's."""
+    fleet, _, number = (agent_name or "").rpartition("-")
+    return fleet if fleet in fleets and number.isdecimal() else None
+
+
+def model_names(fleets: Mapping[str, Fleet], desired: ModelReference) -> dict[str, frozenset[str]]:
+    """For each fleet, what clients may call its model by."""
+    return {name: names(fleet.reference(desired)) for name, fleet in fleets.items()}
