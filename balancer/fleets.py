@@ -34,7 +34,7 @@ class Resources(Strict):
 
     cpus: Annotated[float, Field(ge=0, le=4096)] = 0.0
     gpus: Annotated[float, Field(ge=0, le=64)] = 0.0
-    labels: Annotated[dict[NodeLabel, NodeLabel], Field(max_length=16, default_factory=dict)]
+    labels: dict[NodeLabel, NodeLabel] = Field(max_length=16, default_factory=dict)
     """What the node must be labelled with."""
 
 
