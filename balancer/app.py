@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
 from balancer.balancer import Balancer
+from balancer.fleet_routes import FleetRoutes
 from balancer.gate import Gate
 from balancer.http import KeyHolders, OwnOrigin, Refused, error_answer
 from balancer.inference import Inference
@@ -24,7 +25,8 @@ from balancer.management import Management
 from balancer.openai import KEEP_ALIVE, OpenAI, openai_errors
 from balancer.openai_errors import parameters_of
 from balancer.openai_responses import RESPONSES_PARAMETERS
-from balancer.state_store import MemoryStore, StateError, StateStore
+from balancer.state_store import StateError
+from balancer.wishes import Wishes
 from common.errors import ErrorCode, RequestError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -32,20 +34,22 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def create_app(
     balancer: Balancer,
-    store: StateStore | None = None,
+    wishes: Wishes | None = None,
     *,
     origins: Sequence[str] = (),
     keys: Keys | None = None,
     keep_alive: float = KEEP_ALIVE,
 ) -> Starlette:
-    """``store``: where the desired state is kept; None: nowhere. ``origins``: of other web pages that
+    """``wishes``: where the desired state is put; None: what keeps none. ``origins``: of other web pages that
     may use these routes, such as ``https://chat.example``. ``keys``: of those
     who may ask for inference; None: anybody may. ``keep_alive``: in seconds, for OpenAI's
     streams.
     """
     inference = Inference(balancer)
     openai = OpenAI(balancer, keep_alive=keep_alive)
-    management = Management(balancer, store or MemoryStore())
+    wishes = wishes or Wishes(balancer)
+    management = Management(balancer, wishes)
+    fleets = FleetRoutes(balancer, wishes)
     refused = balancer.metrics.refuse
     plain = partial(_plain_errors, refused=refused)
     return Starlette(
@@ -107,6 +111,10 @@ def create_app(
                 plain(management.model_metadata),
             ),
             Route("/api/v1/agent/{agent_id}/status", plain(management.status)),
+            Route("/api/v1/fleets", plain(fleets.all)),
+            Route("/api/v1/fleets/{name}", plain(fleets.one)),
+            Route("/api/v1/fleets/{name}", plain(fleets.put), methods=["PUT"]),
+            Route("/api/v1/fleets/{name}", plain(fleets.delete), methods=["DELETE"]),
             Route("/metrics", management.metrics),
             *_openai_routes(openai, refused),
         ],

@@ -16,6 +16,8 @@ from balancer.buffer import Buffer
 from balancer.desired_state import BalancerDesiredState, InferenceParameters, agent_state
 from balancer.dispatcher import Abandon, Dispatch, Dispatcher, Effect, Reject, Rejection
 from balancer.exchange import Changes, Exchange, Timing, Told
+from balancer.fleet_beats import FleetView, SeenAgent
+from balancer.fleets import Fleet, model_names, waiting_by_fleet
 from balancer.limits import MOST_CONSULTATIONS, Limit, LimitError, Limits, Tally
 from balancer.metrics import AgentGauges, Gauges, LimitGauge, Metrics
 from balancer.progress import Progress
@@ -70,6 +72,7 @@ class LinkedAgent:
     status: Status
     send: Callable[[bytes], None]
     drop: Callable[[str], None]
+    fleet: str | None = None
     watch: Watch = field(default_factory=Watch)
     description: Described = NOT_DESCRIBED
 
@@ -107,6 +110,18 @@ class _Request:
 
 def _plainness(name: str) -> tuple[bool, int, str]:
     return "/" in name, len(name), name
+
+
+def _seen(agent: LinkedAgent) -> SeenAgent:
+    status = agent.status
+    return SeenAgent(
+        name=agent.name or "",
+        phase=status.phase,
+        phases=status.phases,
+        slots=status.slots_total,
+        processing=status.slots_processing,
+        problem="; ".join(f"{issue.kind}: {issue.detail}" for issue in status.issues) or None,
+    )
 
 
 def new_id() -> RequestId:
@@ -147,6 +162,9 @@ class Balancer:
         self.metrics = Metrics(self._gauges)
         self._rollout = Rollout()
         self._wishes = 0
+        self._fleet_views: Mapping[str, FleetView] = {}
+        self.demand_changes = Changes()
+        """Of what fleets are to be, or of whether anybody waits for one that has no agents."""
         self._lost_models: dict[str, float] = {}
         """Names of what agents served that were lost, and until when requests for it may wait."""
         self._consultations: dict[RequestId, tuple[AgentId, Exchange]] = {}
@@ -180,6 +198,8 @@ class Balancer:
             request.limit = self._loop.call_at(now + terms.deadline, self._give_up, request_id)
         terms = replace(terms, size=len(frame))
         self._carry_out(self._dispatcher.submit(request_id, terms, now=now))
+        if self._dispatcher.buffered == 1 and self.fleets:
+            self.demand_changes.notify()
         return exchange
 
     def submit_all(self, frames: Mapping[RequestId, bytes], terms: Terms = ANY) -> Exchange:
@@ -198,7 +218,8 @@ class Balancer:
     def models(self) -> list[list[str]]:
         """All the names of each model that is served, or is to be; the best one first."""
         served = [agent.status.model_names for agent in self._agents.values()]
-        known = {frozenset(told) for told in (names(self.desired_state.model_reference), *served)}
+        wanted = [names(self.desired_state.model_reference), *self._fleet_models.values()]
+        known = {frozenset(told) for told in (*wanted, *served)}
         return sorted(sorted(each, key=_plainness) for each in known if each)
 
     def parameters_for_tokens(self, model: str | None) -> InferenceParameters:
@@ -274,7 +295,9 @@ class Balancer:
         if frame.agent_id in self._agents:
             self.leave(frame.agent_id, "it has a newer link")
         log.info("agent_id=%s name=%s joined", frame.agent_id, frame.name)
-        agent = LinkedAgent(frame.agent_id, frame.name, frame.labels, frame.status, send, drop)
+        agent = LinkedAgent(
+            frame.agent_id, frame.name, frame.labels, frame.status, send, drop, frame.fleet
+        )
         self._agents[frame.agent_id] = agent
         self._tell_state(agent)
         self._dispatcher.join(frame.agent_id)
@@ -325,6 +348,7 @@ class Balancer:
             max(0, self._dispatcher.buffered - before)
             + sum(isinstance(effect, Dispatch) for effect in effects)
         )
+        self._expect()
         self._give_turns(self._rollout.leave(agent_id))
         if self._rollout.halted_by == agent_id:
             log.warning(
@@ -352,7 +376,9 @@ class Balancer:
         """From now on, of every agent. It must be in the store already."""
         before = self.desired_state.inference_parameters.enable_embeddings
         self._stored = stored
-        self._wishes += 1
+        self._wishes = max(self._wishes + 1, stored.revision)
+        self._expect()
+        self.demand_changes.notify()
         for agent in self._agents.values():
             self._tell_state(agent)
         self._give_turns(self._rollout.restart(self._wishes))
@@ -366,6 +392,52 @@ class Balancer:
     @property
     def desired_state(self) -> BalancerDesiredState:
         return self._stored.balancer_desired_state
+
+    @property
+    def fleets(self) -> Mapping[str, Fleet]:
+        return self._stored.fleets
+
+    @property
+    def fleet_views(self) -> Mapping[str, FleetView]:
+        """As the supervisor sees them; those that it does not know yet are not among them."""
+        return self._fleet_views
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Requests without a slot, by fleet."""
+        return waiting_by_fleet(self._dispatcher.waiting, self._fleet_models)
+
+    @property
+    def fleet_agents(self) -> list[SeenAgent]:
+        return [_seen(agent) for agent in self._agents.values() if agent.fleet is not None]
+
+    def supervised(self, views: Mapping[str, FleetView], *, leads: bool) -> None:
+        """What the supervisor says. ``leads``: this balancer decides when agents change their models."""
+        changed = views != self._fleet_views
+        self._fleet_views = views
+        self._give_turns(self._rollout.lead(leads))
+        if changed:
+            self._expect()
+            self.changes.notify()
+
+    @property
+    def _fleet_models(self) -> dict[str, frozenset[str]]:
+        return model_names(self.fleets, self.desired_state.model_reference)
+
+    def _expect(self) -> None:
+        """Of which models will there be an agent more?"""
+        served = {agent.fleet for agent in self._agents.values() if agent.status.slots_total > 0}
+        expected = [
+            models
+            for fleet, models in self._fleet_models.items()
+            if self._is_starting(fleet) or (fleet not in served and self.fleets[fleet].max > 0)
+        ]
+        self._dispatcher.expect(frozenset[str]().union(*expected), now=self._loop.time())
+        self._arm()
+
+    def _is_starting(self, fleet: str) -> bool:
+        view = self._fleet_views.get(fleet)
+        return view is not None and view.report.starting > 0
 
     @property
     def halted_by(self) -> AgentId | None:
@@ -439,6 +511,8 @@ class Balancer:
                 now=self._loop.time(),
             )
         )
+        if self.fleets:
+            self._expect()
 
     def _tell_state(self, agent: LinkedAgent) -> None:
         state = agent_state(

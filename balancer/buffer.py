@@ -78,12 +78,6 @@ class Buffer:
         for each in reversed([*earlier, waiting]):
             others.move_to_end(each.request_id, last=False)
 
-    def set_deadlines(self, deadline: float) -> None:
-        """Of all that have none of their own."""
-        for waiting in self:
-            if waiting.terms.deadline is None:
-                waiting.deadline = deadline
-
     def discard(self, request_id: RequestId) -> bool:
         """Remove the request; False if it does not wait here."""
         for waiting in self._classes.values():

@@ -17,6 +17,7 @@ speaks of a request that is over.
 """
 
 import enum
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -29,6 +30,9 @@ from common.ids import AgentId, RequestId
 
 LONGEST_SWAP = 600.0
 """Seconds that requests wait while an agent changes its model, whatever their patience."""
+
+LONGEST_START = 600.0
+"""Seconds that each waits at most while an agent for it is started."""
 
 MOST_LOSSES = 2
 """How many agents a request may lose in a row, without getting any further, before it is rejected: it
@@ -86,10 +90,17 @@ class Dispatcher:
         self._arrivals = 0
         self._swapping_since: float | None = None
         """Since when agents change their models; None: nobody does."""
+        self._expected: frozenset[str] = frozenset()
+        """The names of models that agents are started for."""
 
     @property
     def buffered(self) -> int:
         return len(self._buffer)
+
+    @property
+    def waiting(self) -> Counter[str | None]:
+        """How many wait for each model, by the name they ask for; None: any will do."""
+        return Counter(waiting.terms.model for waiting in self._buffer)
 
     @property
     def buffered_bytes(self) -> int:
@@ -155,7 +166,9 @@ class Dispatcher:
         if request.kin is not None:
             request.moves += 1
             return [*self._move(request, now), *self._drain()]
-        self._put_back(request)
+        if self._is_held(request.terms):
+            self._set_deadline(request, now)
+        self._buffer.push_back(request)
         return self._drain()
 
     def cancel(self, request_id: RequestId) -> list[Effect]:
@@ -194,6 +207,16 @@ class Dispatcher:
         self._watch_swaps(now)
         return self._drain()
 
+    def expect(self, models: frozenset[str], *, now: float) -> None:
+        """Agents that serve these models, by any of their names, are about to come: the patience of who
+        waits for them begins when they are not expected any more.
+        """
+        before, self._expected = self._expected, models
+        for waiting in self._buffer:
+            was_held = _is_among(before, waiting.terms)
+            if self._swapping_since is None and was_held != _is_among(models, waiting.terms):
+                self._set_deadline(waiting, now)
+
     def leave(self, agent_id: AgentId, *, in_order: bool = False, now: float) -> list[Effect]:
         """The agent is lost, and so is all that it was doing. ``in_order``: it was asked to go, so
         that no request can be to blame for it.
@@ -229,32 +252,34 @@ class Dispatcher:
             return now + terms.deadline
         if self._swapping_since is not None:
             return self._swapping_since + LONGEST_SWAP
+        if _is_among(self._expected, terms):
+            return now + LONGEST_START
         return now + self._buffer.patience
+
+    def _is_held(self, terms: Terms) -> bool:
+        """Its patience does not count now."""
+        return self._swapping_since is not None or _is_among(self._expected, terms)
+
+    def _set_deadline(self, request: Waiting, now: float) -> None:
+        """Of one that begins to wait now, or as if it did; its own stays."""
+        if request.terms.deadline is None:
+            request.deadline = self._deadline(request.terms, now)
 
     def _watch_swaps(self, now: float) -> None:
         """Nobody's patience ends while an agent changes its model, unless that takes for ever."""
-        before = self._swapping_since
-        if not self._pool.is_swapping:
-            self._swapping_since = None
-            if before is not None:
-                self._buffer.set_deadlines(now + self._buffer.patience)
-        elif before is None:
-            self._swapping_since = now
-            self._buffer.set_deadlines(now + LONGEST_SWAP)
+        if self._pool.is_swapping == (self._swapping_since is not None):
+            return
+        self._swapping_since = now if self._pool.is_swapping else None
+        for waiting in self._buffer:
+            self._set_deadline(waiting, now)
 
     def _move(self, request: Waiting, now: float) -> list[Effect]:
         """It was taken from its agent: to go on, or begin, elsewhere."""
         if request.losses > MOST_LOSSES or request.moves > MOST_MOVES or request.kin == "":
             return [Reject(request.request_id, Rejection.AGENT_LOST)]
-        if request.terms.deadline is None:
-            request.deadline = now + self._buffer.patience
-        self._put_back(request)
-        return []
-
-    def _put_back(self, request: Waiting) -> None:
-        if request.terms.deadline is None and self._swapping_since is not None:
-            request.deadline = self._swapping_since + LONGEST_SWAP
+        self._set_deadline(request, now)
         self._buffer.push_back(request)
+        return []
 
     def _drain(self) -> list[Effect]:
         effects: list[Effect] = []
@@ -273,3 +298,7 @@ class Dispatcher:
         self._pool.bind(agent.agent_id, request.request_id)
         self._bound[request.request_id] = _Binding(agent.agent_id, request)
         return Dispatch(request.request_id, agent.agent_id)
+
+
+def _is_among(models: frozenset[str], terms: Terms) -> bool:
+    return bool(models) if terms.model is None else terms.model in models

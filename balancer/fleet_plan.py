@@ -56,3 +56,16 @@ class Reserve:
 
 
 Effect: TypeAlias = Start | Drain | Stop | Reserve
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """In agents."""
+
+    wanted: int
+    seen: int
+    ready: int
+    starting: int
+    draining: int
+    reason: str | None = None
+    """Why not all that are wanted are ready."""

@@ -4,7 +4,7 @@ Bodies of ``/api/v1/fleets`` and part of the stored state. No I/O here; how many
 decided in ``fleet_plan``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Self, TypeAlias
 
 from pydantic import Field, model_validator
@@ -91,12 +91,24 @@ class Fleet(Strict):
 Fleets: TypeAlias = Annotated[dict[FleetName, Fleet], Field(max_length=MOST_FLEETS)]
 
 
-def fleet_of(agent_name: str | None, fleets: Iterable[str]) -> str | None:
-    """Whose agent it is by its name; None: nobody's."""
-    fleet, _, number = (agent_name or "").rpartition("-")
-    return fleet if fleet in fleets and number.isdecimal() else None
-
-
 def model_names(fleets: Mapping[str, Fleet], desired: ModelReference) -> dict[str, frozenset[str]]:
     """For each fleet, what clients may call its model by."""
     return {name: names(fleet.reference(desired)) for name, fleet in fleets.items()}
+
+
+def waiting_by_fleet(
+    waiting: Mapping[str | None, int], models: Mapping[str, frozenset[str]]
+) -> dict[str, int]:
+    """``waiting``: how many requests wait for each model, by a name of it; None: any will do.
+    ``models``: of each fleet, see ``model_names``.
+
+    What several fleets could serve counts for the first of them by name, so that only one grows
+    for it; what none of them serves counts for nobody.
+    """
+    counted = dict.fromkeys(sorted(models), 0)
+    for model, count in waiting.items():
+        for fleet in counted:
+            if model is None or model in models[fleet]:
+                counted[fleet] += count
+                break
+    return counted

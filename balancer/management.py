@@ -19,7 +19,7 @@ from balancer.desired_state import AgentOverrides, BalancerDesiredState
 from balancer.http import ClosingStream, read_body
 from balancer.metrics import CONTENT_TYPE
 from balancer.native_requests import parse
-from balancer.state_store import StateStore
+from balancer.wishes import Wishes
 from common.errors import ErrorCode, RequestError
 from common.ids import AgentId
 from common.models import AgentIssue, IssueKind
@@ -34,10 +34,9 @@ Snapshot = Callable[[], dict[str, Any]]
 
 
 class Management:
-    def __init__(self, balancer: Balancer, store: StateStore) -> None:
+    def __init__(self, balancer: Balancer, wishes: Wishes) -> None:
         self._balancer = balancer
-        self._store = store
-        self._storing = asyncio.Lock()
+        self._wishes = wishes
 
     async def health(self, _request: Request) -> Response:
         """For whoever decides whether clients are to be sent here."""
@@ -84,7 +83,7 @@ class Management:
 
     async def put_desired_state(self, request: Request) -> Response:
         state = parse(BalancerDesiredState, await read_body(request))
-        return await self._put(balancer_desired_state=state)
+        return await self._put({"balancer_desired_state": state})
 
     async def applicable_state(self, _request: Request) -> Response:
         return _model(self._balancer.desired_state.applicable)
@@ -94,20 +93,12 @@ class Management:
 
     async def put_agent_overrides(self, request: Request) -> Response:
         overrides = parse(AgentOverrides, await read_body(request))
-        return await self._put(agent_overrides=overrides)
+        return await self._put({"agent_overrides": overrides})
 
-    async def _put(self, **changes: BalancerDesiredState | AgentOverrides) -> Response:
+    async def _put(self, changes: dict[str, BalancerDesiredState | AgentOverrides]) -> Response:
         """Raises ``StateError``."""
-        # To its end, whatever becomes of the client: what is stored is applied.
-        await asyncio.shield(asyncio.ensure_future(self._change(changes)))
+        await self._wishes.put(lambda stored: stored.model_copy(update=changes))
         return Response(status_code=204)
-
-    async def _change(self, changes: dict[str, BalancerDesiredState | AgentOverrides]) -> None:
-        """Stored first, so that what agents are told is never forgotten."""
-        async with self._storing:
-            stored = self._balancer.stored.model_copy(update=changes)
-            await asyncio.to_thread(self._store.save, stored)
-            self._balancer.want(stored)
 
     def _agent(self, request: Request) -> AgentView:
         agent_id = AgentId(request.path_params["agent_id"])

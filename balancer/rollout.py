@@ -37,6 +37,12 @@ class Rollout:
         """Whose turn, the latest one, is not over."""
         self.halted_by: AgentId | None = None
         """Who was lost while it changed its model."""
+        self._leads = True
+
+    def lead(self, leads: bool) -> list[GiveTurn]:
+        """Of several balancers only one gives turns."""
+        self._leads = leads
+        return self._next()
 
     def restart(self, wish: int) -> list[GiveTurn]:
         """The operator has said what is wanted, for the ``wish``-th time."""
@@ -78,7 +84,7 @@ class Rollout:
         return self._next()
 
     def _next(self) -> list[GiveTurn]:
-        if self._holder is not None or self.halted_by is not None:
+        if not self._leads or self._holder is not None or self.halted_by is not None:
             return []
         if any(agent.is_swapping for agent in self._agents.values()):
             return []

@@ -21,6 +21,7 @@ class ErrorCode(enum.StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     MODEL_NOT_FOUND = "model_not_found"
     AGENT_NOT_FOUND = "agent_not_found"
+    FLEET_NOT_FOUND = "fleet_not_found"
     CHAT_TEMPLATE_ERROR = "chat_template_error"
     MULTIMODAL_NOT_SUPPORTED = "multimodal_not_supported"
     IMAGE_DECODING_FAILED = "image_decoding_failed"
@@ -58,6 +59,7 @@ STATUS = {
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
     ErrorCode.MODEL_NOT_FOUND: 404,
     ErrorCode.AGENT_NOT_FOUND: 404,
+    ErrorCode.FLEET_NOT_FOUND: 404,
     ErrorCode.CHAT_TEMPLATE_ERROR: 400,
     ErrorCode.MULTIMODAL_NOT_SUPPORTED: 400,
     ErrorCode.IMAGE_DECODING_FAILED: 400,

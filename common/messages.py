@@ -26,7 +26,7 @@ import msgspec
 from common.errors import ErrorCode
 from common.frame import Frame
 from common.ids import AgentId, RequestId, TokenId
-from common.models import AgentDesiredState, AgentIssue, Application, Download
+from common.models import AgentDesiredState, AgentIssue, Application, Download, Phase
 
 PROTOCOL = 7
 """Raised when a change to the frames would be misread by the other side."""
@@ -540,6 +540,9 @@ class Status(Frame, frozen=True, kw_only=True):
     """What ``step_age`` may be at most, unless the agent hangs."""
     fingerprint: str = ""
     """Agents that have the same one can go on with each other's answers; empty: nobody can."""
+    phase: Phase = Phase.READY
+    phases: dict[Phase, float] = msgspec.field(default_factory=dict)
+    """Seconds that those that are over have taken, since its process was started."""
 
 
 class Join(Frame, frozen=True, kw_only=True):

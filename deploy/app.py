@@ -19,6 +19,7 @@ from balancer.keys import read_keys
 from balancer.limits import Limits
 from balancer.link import AgentListener
 from balancer.state_store import StoredState, open_store
+from balancer.wishes import Wishes
 from deploy.flow import HeldBack
 from deploy.machine import LOG_FORMAT
 from deploy.model import parse_model
@@ -58,8 +59,9 @@ class BalancerReplica:
             limits=settings.limits,
             settling=SETTLING,
         )
-        self._store = open_store(settings.state)
-        self._balancer.want(self._store.load() or first_state(settings))
+        store = open_store(settings.state)
+        self._balancer.want(store.load() or first_state(settings))
+        self._wishes = Wishes(self._balancer, store)
         self._origins = settings.origins
         keys = settings.inference_keys
         self._keys = None if keys is None else read_keys(keys.read_text())
@@ -67,7 +69,7 @@ class BalancerReplica:
         await self._listener.start(settings.agent_host, settings.agent_port)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        app = create_app(self._balancer, self._store, origins=self._origins, keys=self._keys)
+        app = create_app(self._balancer, self._wishes, origins=self._origins, keys=self._keys)
         return HeldBack(app)
 
     async def check_health(self) -> None:

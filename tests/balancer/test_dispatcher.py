@@ -4,6 +4,7 @@ import pytest
 
 from balancer.buffer import Buffer
 from balancer.dispatcher import (
+    LONGEST_START,
     LONGEST_SWAP,
     MOST_LOSSES,
     MOST_MOVES,
@@ -366,6 +367,31 @@ def test_nobody_loses_patience_while_one_of_several_agents_changes_its_model(
     dispatcher.submit(R3, now=0)
 
     assert dispatcher.next_deadline == LONGEST_SWAP
+
+
+def test_the_patience_of_who_waits_for_a_model_begins_when_it_is_not_expected_any_more(
+    dispatcher: Dispatcher,
+) -> None:
+    dispatcher.submit(R1, Terms(model="one"), now=0)
+    dispatcher.expect(frozenset({"one"}), now=1)
+    dispatcher.submit(R2, Terms(model="one"), now=2)
+    assert dispatcher.next_deadline == 1 + LONGEST_START
+
+    dispatcher.expect(frozenset(), now=50)
+
+    assert dispatcher.next_deadline == 50 + 10
+
+
+def test_who_waits_for_another_model_is_not_held_by_one_that_is_expected(
+    dispatcher: Dispatcher,
+) -> None:
+    dispatcher.expect(frozenset({"one"}), now=0)
+    dispatcher.submit(R1, Terms(model="two"), now=0)
+    dispatcher.submit(R2, now=0)
+
+    assert dispatcher.waiting == {"two": 1, None: 1}
+    assert dispatcher.expire(now=10) == [Reject(R1, Rejection.BUFFER_TIMEOUT)]
+    assert dispatcher.next_deadline == LONGEST_START
 
 
 def test_a_deadline_of_its_own_holds_also_while_models_are_changed(

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 
 from balancer.buffer import Buffer
 from balancer.dispatcher import (
+    LONGEST_START,
     LONGEST_SWAP,
     MOST_LOSSES,
     MOST_MOVES,
@@ -93,6 +94,7 @@ class Histories(RuleBasedStateMachine):
         self.agents: dict[AgentId, Known] = {}
         self.live: dict[RequestId, Asked] = {}
         self.swapping_since: float | None = None
+        self.expected: frozenset[str] = frozenset()
         for each in joined:
             self.join(each)
 
@@ -151,12 +153,8 @@ class Histories(RuleBasedStateMachine):
 
     def submit_one(self, terms: Terms) -> None:
         self.count += 1
-        if terms.deadline is not None:
-            deadline = self.now + terms.deadline
-        elif self.swapping_since is not None:
-            deadline = self.swapping_since + LONGEST_SWAP
-        else:
-            deadline = self.now + PATIENCE
+        own = None if terms.deadline is None else self.now + terms.deadline
+        deadline = self.patient_until(terms) if own is None else own
         request = Asked(RequestId(f"r{self.count:04}"), self.count, terms, deadline)
         is_full = len(self.waiting) >= CAPACITY
         self.live[request.request_id] = request
@@ -165,6 +163,24 @@ class Histories(RuleBasedStateMachine):
             self.dispatcher.submit(request.request_id, terms, now=self.now),
             [Reject(request.request_id, Rejection.BUFFER_FULL)] if refused else [],
         )
+
+    def is_expected(self, terms: Terms) -> bool:
+        return any(terms.model in (None, model) for model in self.expected)
+
+    def patient_until(self, terms: Terms) -> float:
+        if self.swapping_since is not None:
+            return self.swapping_since + LONGEST_SWAP
+        return self.now + (LONGEST_START if self.is_expected(terms) else PATIENCE)
+
+    @rule(models=st.frozensets(st.sampled_from(MODELS)))
+    def expect(self, models: frozenset[str]) -> None:
+        before = {each.request_id: self.is_expected(each.terms) for each in self.waiting}
+        self.expected = models
+        for each in self.waiting:
+            changed = before[each.request_id] != self.is_expected(each.terms)
+            if each.terms.deadline is None and self.swapping_since is None and changed:
+                each.deadline = self.patient_until(each.terms)
+        self.dispatcher.expect(models, now=self.now)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -215,7 +231,7 @@ class Histories(RuleBasedStateMachine):
         self.swapping_since = None if not swaps else self.now if before is None else before
         for request in self.waiting:
             if request.terms.deadline is None and (self.swapping_since is None) != (before is None):
-                request.deadline = self.now + (LONGEST_SWAP if swaps else PATIENCE)
+                request.deadline = self.patient_until(request.terms)
 
     def agent(self, data: st.DataObject) -> AgentId:
         return data.draw(st.sampled_from(sorted(self.agents)))
@@ -329,13 +345,13 @@ class Histories(RuleBasedStateMachine):
             return [request]
         request.agent_id = None
         if request.terms.deadline is None:
-            request.deadline = self.now + PATIENCE
-        self.hold_deadline(request)
+            request.deadline = self.patient_until(request.terms)
         return []
 
     def hold_deadline(self, request: Asked) -> None:
-        if request.terms.deadline is None and self.swapping_since is not None:
-            request.deadline = self.swapping_since + LONGEST_SWAP
+        is_held = self.swapping_since is not None or self.is_expected(request.terms)
+        if request.terms.deadline is None and is_held:
+            request.deadline = self.patient_until(request.terms)
 
     def one_that_runs(self, data: st.DataObject) -> tuple[Asked, AgentId]:
         running = sorted(each.request_id for each in self.running)

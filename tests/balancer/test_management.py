@@ -15,6 +15,7 @@ from balancer.app import create_app
 from balancer.balancer import Balancer
 from balancer.desired_state import BalancerDesiredState
 from balancer.state_store import FileStore, MemoryStore, StateError, StoredState
+from balancer.wishes import Wishes
 from common.ids import RequestId
 from common.messages import Described, Sampling
 from common.models import AgentIssue, Download, EngineChoices, IssueKind, LocalModel, NoModel
@@ -309,7 +310,7 @@ class BrokenStore(MemoryStore):
 
 async def test_what_cannot_be_stored_is_not_applied(balancer: Balancer, play: Play) -> None:
     agent = play("one")
-    transport = httpx.ASGITransport(create_app(balancer, BrokenStore()))
+    transport = httpx.ASGITransport(create_app(balancer, Wishes(balancer, BrokenStore())))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         route = "/api/v1/balancer_desired_state"
         before = (await client.get(route)).json()
@@ -323,7 +324,7 @@ async def test_what_cannot_be_stored_is_not_applied(balancer: Balancer, play: Pl
 
 async def test_what_is_put_is_there_after_a_restart(balancer: Balancer, tmp_path: Path) -> None:
     store = FileStore(tmp_path / "state.json")
-    transport = httpx.ASGITransport(create_app(balancer, store))
+    transport = httpx.ASGITransport(create_app(balancer, Wishes(balancer, store)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         route = "/api/v1/balancer_desired_state"
         state = {**(await client.get(route)).json(), "model": {"LocalToAgent": "/m.gguf"}}

@@ -28,6 +28,7 @@ TOLD = {
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: (400, INVALID, "context_length_exceeded", "input"),
     ErrorCode.MODEL_NOT_FOUND: (404, INVALID, "model_not_found", "model"),
     ErrorCode.AGENT_NOT_FOUND: (404, INVALID, "agent_not_found", None),
+    ErrorCode.FLEET_NOT_FOUND: (404, INVALID, "fleet_not_found", None),
     ErrorCode.CHAT_TEMPLATE_ERROR: (400, INVALID, "chat_template_error", "input"),
     ErrorCode.MULTIMODAL_NOT_SUPPORTED: (400, INVALID, "multimodal_not_supported", "input"),
     ErrorCode.IMAGE_DECODING_FAILED: (400, INVALID, "image_decoding_failed", "input"),

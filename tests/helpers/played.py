@@ -9,6 +9,7 @@ from answers import content
 
 from balancer.balancer import Balancer
 from balancer.exchange import Exchange
+from balancer.terms import ANY, Terms
 from common.ids import AgentId, RequestId, TokenId
 from common.messages import (
     PROTOCOL,
@@ -46,6 +47,7 @@ class PlayedAgent:
         *,
         slots: int = 1,
         labels: tuple[str, ...] = (),
+        fleet: str | None = None,
         **more: Any,
     ) -> None:
         """``more``: other fields of its first status."""
@@ -65,6 +67,7 @@ class PlayedAgent:
             name=name,
             status=self._status(slots=slots, **more),
             labels=labels,
+            fleet=fleet,
         )
         balancer.join(join, self._take, self.dropped.append)
 
@@ -161,14 +164,15 @@ class Play(Protocol):
         *,
         slots: int = 1,
         labels: tuple[str, ...] = (),
+        fleet: str | None = None,
         **more: Any,
     ) -> PlayedAgent: ...
 
 
-def ask(balancer: Balancer, request_id: RequestId) -> Exchange:
+def ask(balancer: Balancer, request_id: RequestId, terms: Terms = ANY) -> Exchange:
     """Some request, submitted as the routes do it."""
     frame = Generate(request_id=request_id, prompt=RawPrompt("Hi"), max_tokens=5)
-    return balancer.submit(request_id, encode(frame))
+    return balancer.submit(request_id, encode(frame), terms)
 
 
 class Until(Protocol):

@@ -1,0 +1,93 @@
+"""The routes of fleets: what is wanted of each, what is there, and why the two differ."""
+
+from typing import Any
+
+import msgspec
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from balancer.balancer import Balancer
+from balancer.fleets import MOST_FLEETS, Fleet, FleetName
+from balancer.http import json_answer, read_body
+from balancer.native_requests import describe, parse
+from balancer.state_store import StoredState
+from balancer.wishes import Wishes
+from common.errors import ErrorCode, RequestError
+
+_names = TypeAdapter[str](FleetName)
+
+NO_REPORT = {
+    "wanted": None,
+    "seen": 0,
+    "ready": 0,
+    "starting": 0,
+    "draining": 0,
+    "reason": "no supervisor has reported on it yet",
+}
+
+
+class FleetRoutes:
+    def __init__(self, balancer: Balancer, wishes: Wishes) -> None:
+        self._balancer = balancer
+        self._wishes = wishes
+
+    async def all(self, _request: Request) -> Response:
+        fleets = {name: self._told(name) for name in self._balancer.fleets}
+        return json_answer({"fleets": fleets})
+
+    async def one(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        _check_known(self._balancer.stored, name)
+        return json_answer(self._told(name))
+
+    async def put(self, request: Request) -> Response:
+        """Make it, or change it."""
+        name = _parse_name(request.path_params["name"])
+        fleet = parse(Fleet, await read_body(request))
+
+        def change(stored: StoredState) -> StoredState:
+            fleets = {**stored.fleets, name: fleet}
+            if len(fleets) > MOST_FLEETS:
+                raise RequestError(
+                    ErrorCode.INVALID_REQUEST, f"there are {MOST_FLEETS} fleets already"
+                )
+            return stored.model_copy(update={"fleets": fleets})
+
+        await self._wishes.put(change)
+        return Response(status_code=204)
+
+    async def delete(self, request: Request) -> Response:
+        """Its agents finish what runs, and go."""
+        name = request.path_params["name"]
+
+        def change(stored: StoredState) -> StoredState:
+            _check_known(stored, name)
+            fleets = {other: fleet for other, fleet in stored.fleets.items() if other != name}
+            return stored.model_copy(update={"fleets": fleets})
+
+        await self._wishes.put(change)
+        return Response(status_code=204)
+
+    def _told(self, name: str) -> dict[str, Any]:
+        view = self._balancer.fleet_views.get(name)
+        return {
+            "fleet": self._balancer.fleets[name].model_dump(mode="json", by_alias=True),
+            **(NO_REPORT if view is None else msgspec.to_builtins(view.report)),
+            "waiting": self._balancer.waiting[name],
+            "agents": () if view is None else msgspec.to_builtins(view.agents),
+        }
+
+
+def _check_known(stored: StoredState, name: str) -> None:
+    if name not in stored.fleets:
+        raise RequestError(ErrorCode.FLEET_NOT_FOUND, "there is no such fleet")
+
+
+def _parse_name(name: str) -> str:
+    try:
+        return _names.validate_python(name)
+    except ValidationError as error:
+        raise RequestError(
+            ErrorCode.INVALID_REQUEST, f"the fleet's name: {describe(error)}"
+        ) from error
