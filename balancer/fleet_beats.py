@@ -31,8 +31,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """Where agents dial in: ``ws://HOST:PORT``."""
     revision: int
     """Of the state that it has."""
-    state: msgspec.Raw | None = None
-    """A ``StoredState``; None: the supervisor has it already."""
+    state: str | None = None
+    """A ``StoredState``, as JSON; None: the supervisor has it already."""
     waiting: dict[str, int] = {}
     """Requests without a slot, by fleet."""
     agents: tuple[SeenAgent, ...] = ()
@@ -58,8 +58,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     revision: int
     """Of the newest state that the supervisor knows; 0: of none."""
-    state: msgspec.Raw | None = None
-    """A ``StoredState``; None: the balancer has it already."""
+    state: str | None = None
+    """A ``StoredState``, as JSON; None: the balancer has it already."""
     leads: bool = True
     """Of all balancers one does, and decides when agents change their models."""
     fleets: dict[str, FleetView] = {}

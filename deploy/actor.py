@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 import ray
 
@@ -15,19 +16,46 @@ MOST_RESTARTS = 20
 """Of the keeper by Ray, in its whole life. How often an agent is started again it decides itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What an agent of a fleet was started as."""
+
+    fleet: str
+    generation: str
+
+
 # No logical CPUs: on one machine the user has said how many agents and threads there are to be.
 @ray.remote(num_cpus=0, max_restarts=MOST_RESTARTS, max_task_retries=0)
 class AgentActor:
-    def __init__(self, settings: AgentSettings) -> None:
+    def __init__(self, settings: AgentSettings, generation: str = "") -> None:
+        """``generation``: of one of a fleet."""
         logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+        self._identity = Identity(settings.fleet or "", generation)
         # In the group of Ray's processes, so that whoever ends those reaches it too.
         self._keeper = Keeper(to_line(settings))
         # Ray's loop has a thread that lives as long as the actor, as the keeper wants it.
         self._running = asyncio.get_event_loop().create_task(self._keeper.run())
 
+    async def identity(self) -> Identity:
+        return self._identity
+
+    async def dial(self, balancers: tuple[str, ...]) -> None:
+        """Have links to these, and to no others."""
+        self._keeper.dial(balancers)
+
+    async def drain(self, seconds: float) -> None:
+        """Have the agent finish what runs, and end."""
+        self._keeper.drain(seconds)
+
     async def problem(self) -> str | None:
         """Why this agent does not serve, if it has ended; None while it runs or is started again."""
-        if not self._running.done():
-            return None
+        return self._reason() if self._running.done() else None
+
+    async def ended(self) -> str:
+        """Returns when the agent has ended for good, with the reason."""
+        await asyncio.wait({self._running})
+        return self._reason()
+
+    def _reason(self) -> str:
         error = self._running.exception()
         return "it was stopped" if error is None else str(error)

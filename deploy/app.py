@@ -5,9 +5,11 @@ through Serve's proxy would take 40 times as long.
 """
 
 import asyncio
+import ipaddress
 import logging
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve import Application
 from starlette.types import ASGIApp
@@ -20,10 +22,12 @@ from balancer.limits import Limits
 from balancer.link import AgentListener
 from balancer.state_store import StoredState, open_store
 from balancer.wishes import Wishes
+from deploy.beats import Beats
 from deploy.flow import HeldBack
-from deploy.machine import LOG_FORMAT
+from deploy.machine import LOG_FORMAT, address
 from deploy.model import parse_model
-from deploy.settings import BalancerSettings
+from deploy.settings import NODE, BalancerSettings, SupervisorSettings
+from deploy.version import code_version
 
 LONGEST_GENERATION = 600.0
 """Seconds that a replica which is being replaced may go on with the streams it has."""
@@ -66,7 +70,18 @@ class BalancerReplica:
         keys = settings.inference_keys
         self._keys = None if keys is None else read_keys(keys.read_text())
         self._listener = AgentListener(self._balancer)
-        await self._listener.start(settings.agent_host, settings.agent_port)
+        host = agent_host(settings.agent_host)
+        port = await self._listener.start(host, settings.agent_port)
+        replica = serve.get_replica_context()
+        self._beats = Beats(
+            self._balancer,
+            self._wishes,
+            balancer_id=replica.replica_id.unique_id,
+            address=address("ws", reachable(host), port),
+            is_alone=replica.world_size == 1,
+            settings=SupervisorSettings(code=code_version(), engine=settings.engine),
+        )
+        self._beating = asyncio.create_task(self._beats.run())
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         app = create_app(self._balancer, self._wishes, origins=self._origins, keys=self._keys)
@@ -91,7 +106,20 @@ class BalancerReplica:
     async def __del__(self) -> None:
         # Serve awaits this, after the requests that it knows of have ended.
         self._balancer.close()
+        self._beating.cancel()
+        await asyncio.gather(self._beating, return_exceptions=True)
         await self._listener.stop()
+
+
+def agent_host(host: str) -> str:
+    """To listen on; ``node`` is this node's own address."""
+    return ray.util.get_node_ip_address() if host == NODE else host
+
+
+def reachable(host: str) -> str:
+    """An address that agents can dial, of one that is listened on."""
+    is_any = ipaddress.ip_address(host).is_unspecified if host != "localhost" else False
+    return ray.util.get_node_ip_address() if is_any else host
 
 
 def first_state(settings: BalancerSettings) -> StoredState:
@@ -99,7 +127,7 @@ def first_state(settings: BalancerSettings) -> StoredState:
     state = BalancerDesiredState.defaults()
     if settings.model is not None:
         state = state.model_copy(update={"model": parse_model(settings.model)})
-    return StoredState(balancer_desired_state=state)
+    return StoredState(balancer_desired_state=state, fleets=settings.fleets)
 
 
 def build(settings: BalancerSettings) -> Application:

@@ -55,6 +55,7 @@ from deploy.options import (
     agent_settings,
     check_address,
     check_balancer,
+    check_fleets,
     check_host,
     check_keys,
     check_model,
@@ -117,7 +118,20 @@ def up(
             "Authorization: Bearer KEY.",
         ),
     ] = None,
-    agents: Annotated[int, typer.Option("--agents", min=0, max=64, help="How many agents.")] = 1,
+    agents: Annotated[
+        int | None,
+        typer.Option(
+            "--agents", min=0, max=64, help="How many agents. Default: 1, or 0 with --fleets."
+        ),
+    ] = None,
+    fleets: Annotated[
+        Path | None,
+        typer.Option(
+            "--fleets",
+            help="A YAML file of agents that come and go as they are needed. "
+            "What is kept in --state goes before it.",
+        ),
+    ] = None,
     slots: Slots = 4,
     context: Context = None,
     threads: Threads = None,
@@ -162,6 +176,9 @@ def up(
         model = check_model(str(default_model()) if model is None else model)
     if state is not None:
         check_state(state)
+    own_fleets = {} if fleets is None else check_fleets(fleets)
+    if agents is None:
+        agents = 0 if own_fleets else 1
     names = [f"agent-{n + 1}" for n in range(agents)]
     choices = engine_choices(
         slots=slots,
@@ -202,6 +219,8 @@ def up(
             open_requests=max_open_requests,
         ),
         model=model,
+        fleets=own_fleets,
+        engine=engine,
         origins=tuple(check_origin(origin) for origin in allow_origin or ()),
         inference_keys=None if inference_keys is None else check_keys(inference_keys),
     )

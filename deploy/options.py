@@ -13,6 +13,7 @@ import typer
 
 from agent.model_files import check_model as check_file
 from balancer.desired_state import LocalModel, referred
+from balancer.fleets import Fleet
 from balancer.keys import KeysError, read_keys
 from balancer.limits import LARGEST_BODY, Limits
 from balancer.state_store import StateError, open_store
@@ -20,6 +21,7 @@ from common.errors import ModelError
 from common.messages import LONGEST_NAME
 from common.models import CacheType, EngineChoices, FlashAttention, KvLayout
 from deploy.bench import Api
+from deploy.fleet_file import FleetFileError, read_fleets
 from deploy.model import parse_model
 from deploy.settings import AgentSettings, EngineKind
 
@@ -253,6 +255,14 @@ def check_keys(path: Path) -> Path:
         cause = error.strerror if isinstance(error, OSError) else error
         raise typer.BadParameter(f"{path}: {cause}", param_hint="'--inference-keys'") from error
     return path.absolute()
+
+
+def check_fleets(path: Path) -> dict[str, Fleet]:
+    try:
+        return read_fleets(path.read_text())
+    except (OSError, UnicodeDecodeError, FleetFileError) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise typer.BadParameter(f"{path}: {cause}", param_hint="'--fleets'") from error
 
 
 def check_name(name: str, option: str) -> str:

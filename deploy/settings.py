@@ -7,11 +7,15 @@ from pathlib import Path
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+from balancer.fleets import Fleets
 from balancer.limits import Limits
 from common.models import EngineChoices, KvLayout, ModelReference
 
 CLIENT_PORT = 8061
 AGENT_PORT = 8062
+
+NODE = "node"
+"""As ``agent_host``: the address of the node that the balancer runs on."""
 
 
 class EngineKind(enum.StrEnum):
@@ -41,6 +45,15 @@ class AgentSettings:
     """Seconds between two tokens of a stream while prompts are fed, if that can be had."""
 
 
+@dataclass(frozen=True, slots=True)
+class SupervisorSettings:
+    """The same for all agents of fleets."""
+
+    code: str
+    """The version of the project: see ``code_version``."""
+    engine: EngineKind = EngineKind.LLAMA
+
+
 def to_line(settings: AgentSettings) -> bytes:
     """JSON, for another process."""
     return msgspec.json.encode(settings)
@@ -56,6 +69,7 @@ class BalancerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     agent_host: str = "127.0.0.1"
+    """An address, or ``node``: that of the node it runs on."""
     agent_port: int = Field(default=AGENT_PORT, ge=0, le=65535)
     buffer_size: int = Field(default=128, ge=0)
     """Requests that may wait for a slot."""
@@ -66,6 +80,10 @@ class BalancerSettings(BaseModel):
     """Where the desired state is kept: ``memory://`` or ``file:///PATH``."""
     model: str | None = None
     """What agents run if nothing is kept there yet: a path, an address, see ``parse_model``."""
+    fleets: Fleets = Field(default_factory=dict)
+    """If none are kept there yet."""
+    engine: EngineKind = EngineKind.LLAMA
+    """Of the agents of fleets."""
     origins: tuple[str, ...] = ()
     """Of other web pages that may use the routes."""
     inference_keys: Path | None = None

@@ -185,8 +185,12 @@ def _greeting(settings: UpSettings, agents: list[dict[str, Any]]) -> str:
         lines.append(f"  slots   {slots}, on {len(agents)} agent(s)")
     elif settings.agents:
         lines.append("  no model is wanted yet; requests wait for one")
-    else:
+    elif not settings.balancer.fleets:
         lines.append("  no agents yet; requests wait for one")
+    for name, fleet in settings.balancer.fleets.items():
+        lines.append(
+            f"  fleet   {name}, {fleet.min} to {fleet.max} agent(s) with {fleet.slots} slots"
+        )
     lines.append(f"  openai  {settings.address}/v1")
     lines.append(f"  join    headrace agent --balancer {balancer}")
     lines += ["", "Try it:", "", curl_line(settings.address), "", "Ctrl-C stops it."]
@@ -295,6 +299,7 @@ async def _application(settings: UpSettings, *, ray_is_ours: bool) -> AsyncGener
     finally:
         if not ray_is_ours:  # else it ends with Ray, and quicker
             await asyncio.to_thread(serve.shutdown)
+            await _end_fleets()
 
 
 async def _drain(balancer: Any, timeout: float, signals: _Signals, console: Console) -> None:  # noqa: ASYNC109
@@ -331,6 +336,25 @@ async def _tell_clients(handle: Any) -> None:
             await handle.shut_down.remote()
     except (RayError, RuntimeError, OSError, TimeoutError) as error:
         log.warning("the balancer did not take leave of its clients: %s", error)
+
+
+async def _end_fleets() -> None:
+    """Their agents would outlive us."""
+    import ray
+    from ray.exceptions import RayError
+
+    from deploy.members import NAMESPACE
+    from deploy.supervisor import NAME
+
+    try:
+        supervisor = await asyncio.to_thread(ray.get_actor, NAME, NAMESPACE)
+    except ValueError:
+        return  # there were no fleets
+    try:
+        await supervisor.shut_down.remote()
+    except RayError as error:
+        log.warning("the agents of fleets may still run: %s", error)
+    ray.kill(supervisor)
 
 
 def _why_not_deployed() -> str | None:

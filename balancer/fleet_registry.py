@@ -1,0 +1,86 @@
+"""What the supervisor knows from the balancers' beats: who they are, what is wanted, what is there. No I/O
+here; ``now`` is an argument. It is rebuilt from their next beats whenever it is lost.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from balancer.fleet_beats import Answer, Beat, FleetView, SeenAgent
+from balancer.state_store import StoredState
+
+SILENCE = 3.0
+"""Seconds without a beat after which a balancer is lost."""
+
+
+@dataclass(slots=True)
+class _Balancer:
+    beat: Beat
+    heard: float
+
+
+class Registry:
+    def __init__(self, *, now: float) -> None:
+        self._balancers: dict[str, _Balancer] = {}
+        self._text: str | None = None
+        self._state: StoredState | None = None
+        self.last_heard = now
+        """When any balancer was."""
+
+    @property
+    def state(self) -> StoredState | None:
+        """The newest that any balancer knows; None: none has told."""
+        return self._state
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where agents dial in."""
+        return tuple(sorted({each.beat.address for each in self._balancers.values()}))
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Requests without a slot, by fleet, at all balancers together."""
+        total = Counter[str]()
+        for each in self._balancers.values():
+            total.update(each.beat.waiting)
+        return dict(total)
+
+    @property
+    def agents(self) -> dict[str, SeenAgent]:
+        """By name, each as the balancer that was heard last sees it."""
+        heard = sorted(self._balancers.values(), key=lambda each: each.heard)
+        return {agent.name: agent for each in heard for agent in each.beat.agents}
+
+    def hear(self, beat: Beat, *, now: float) -> str | None:
+        """Returns what is wrong with it, if anything is: a state that cannot be read is not followed."""
+        self.last_heard = now
+        if beat.ends:
+            self._balancers.pop(beat.balancer_id, None)
+        else:
+            self._balancers[beat.balancer_id] = _Balancer(beat, now)
+        if beat.state is None or (self._state and beat.revision <= self._state.revision):
+            return None
+        try:
+            self._state = StoredState.model_validate_json(beat.state)
+        except ValidationError as error:
+            return f"the state of balancer {beat.balancer_id} cannot be read: {error}"
+        self._text = beat.state
+        return None
+
+    def answer(self, beat: Beat, views: Mapping[str, FleetView]) -> Answer:
+        newest = 0 if self._state is None else self._state.revision
+        return Answer(
+            revision=newest,
+            state=self._text if newest > beat.revision else None,
+            leads=beat.balancer_id == min(self._balancers, default=beat.balancer_id),
+            fleets=dict(views),
+        )
+
+    def expire(self, *, now: float) -> list[str]:
+        """Forget the balancers that are lost; returns their ids."""
+        lost = [id_ for id_, each in self._balancers.items() if now - each.heard > SILENCE]
+        for id_ in lost:
+            del self._balancers[id_]
+        return lost

@@ -1,0 +1,224 @@
+"""The agents of fleets as Ray actors: started, found again, asked and ended. Which ones, ``balancer.fleet_plan``
+decides.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayError
+
+from balancer.desired_state import referred
+from balancer.fleet_beats import SeenAgent
+from balancer.fleet_sight import Sight
+from balancer.fleets import Fleet, Resources
+from deploy.actor import AgentActor, Identity
+from deploy.settings import AgentSettings, SupervisorSettings
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "headrace"
+PREFIX = "headrace-agent-"
+"""Of the names of their actors."""
+
+LONGEST_DRAIN = 120.0
+"""Seconds that what runs may go on when an agent is to go; what is left goes on elsewhere."""
+
+FIND_TIMEOUT = 2.0
+"""Seconds for those that are found to say what they are; who does not waits for a node."""
+
+STOP_TIMEOUT = 20.0
+RELEASE_TIMEOUT = 10.0
+POLL_INTERVAL = 0.05
+
+Ended = Callable[[Sight, str], None]
+"""Is told of an agent that has ended, and the reason."""
+
+
+def generation(code: str, fleet: Fleet) -> str:
+    """What an agent is started with, as a sum: those of another one are replaced."""
+    told = fleet.model_dump_json(include={"model", "slots", "resources", "engine"})
+    return hashlib.sha256(f"{code} {told}".encode()).hexdigest()[:12]
+
+
+def agent_settings(
+    name: str, fleet_name: str, fleet: Fleet, balancers: tuple[str, ...], own: SupervisorSettings
+) -> AgentSettings:
+    engine = fleet.engine
+    return AgentSettings(
+        balancers=balancers,
+        name=name,
+        fleet=fleet_name,
+        engine=own.engine,
+        choices=engine.choices(fleet.slots),
+        pinned=None if fleet.model is None else referred(fleet.model),
+        kv_layout=engine.kv_layout,
+        kv_cells=engine.kv_cells,
+        cache_tokens=engine.cache_tokens,
+        longest_gap=engine.longest_gap,
+    )
+
+
+@dataclass(slots=True)
+class _Kept:
+    handle: Any
+    sight: Sight
+    has_run: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Members:
+    """Must be used inside one asyncio loop."""
+
+    def __init__(self, settings: SupervisorSettings, ended: Ended) -> None:
+        self._settings = settings
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._kept: dict[str, _Kept] = {}
+        self._watches: set[asyncio.Task[None]] = set()
+        self._addresses: tuple[str, ...] = ()
+
+    async def find(self) -> None:
+        """Those that a supervisor before this one has started."""
+        named: Any = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
+        for each in named:
+            actor: str = each["name"]
+            if each["namespace"] == NAMESPACE and actor.startswith(PREFIX):
+                with suppress(ValueError):  # it has gone meanwhile
+                    handle = await asyncio.to_thread(ray.get_actor, actor, NAMESPACE)
+                    name = actor.removeprefix(PREFIX)
+                    fleet = name.rpartition("-")[0]
+                    self._keep(handle, Sight(name, self._loop.time(), fleet, was_found=True))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIND_TIMEOUT):
+                for kept in tuple(self._kept.values()):
+                    await kept.has_run.wait()
+
+    def start(self, name: str, fleet_name: str, fleet: Fleet, generation: str) -> None:
+        resources = fleet.resources
+        actor: Any = AgentActor
+        handle = actor.options(
+            name=PREFIX + name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            num_cpus=resources.cpus,
+            num_gpus=resources.gpus,
+            label_selector=dict(resources.labels) or None,
+        ).remote(
+            agent_settings(name, fleet_name, fleet, self._addresses, self._settings), generation
+        )
+        log.info("agent=%s is started, generation %s", name, generation)
+        self._keep(handle, Sight(name, self._loop.time(), fleet_name, generation))
+
+    def drain(self, name: str) -> None:
+        log.info("agent=%s is to go when what runs there is over", name)
+        self._kept[name].sight.is_leaving = True
+        self._kept[name].handle.drain.remote(LONGEST_DRAIN)
+
+    def stop(self, name: str) -> None:
+        log.info("agent=%s is stopped", name)
+        self._kept[name].sight.is_leaving = True
+        ray.kill(self._kept[name].handle)
+
+    async def stop_all(self) -> None:
+        for name in self._kept:
+            self.stop(name)
+        if self._watches:
+            await asyncio.wait(self._watches, timeout=STOP_TIMEOUT)
+
+    def dial(self, addresses: tuple[str, ...]) -> None:
+        """Have all of them keep a link to each of these balancers."""
+        if addresses != self._addresses:
+            self._addresses = addresses
+            for kept in self._kept.values():
+                if kept.sight.has_process:
+                    kept.handle.dial.remote(addresses)
+
+    def see(self, agents: Mapping[str, SeenAgent]) -> None:
+        """What the balancers say."""
+        for name, kept in self._kept.items():
+            if name in agents:
+                kept.sight.see(agents[name], now=self._loop.time())
+
+    @property
+    def sights(self) -> list[Sight]:
+        return [kept.sight for kept in self._kept.values()]
+
+    def _keep(self, handle: Any, sight: Sight) -> None:
+        kept = self._kept[sight.name] = _Kept(handle, sight)
+        watch = self._loop.create_task(self._watch(kept))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+
+    async def _watch(self, kept: _Kept) -> None:
+        """Its whole life."""
+        sight = kept.sight
+        reason = await self._life(kept)
+        ray.kill(kept.handle)
+        await self._released(PREFIX + sight.name)
+        del self._kept[sight.name]
+        if sight.is_leaving:
+            log.info("agent=%s has gone", sight.name)
+        else:
+            log.warning("agent=%s has ended: %s", sight.name, reason)
+        self._ended(sight, reason)
+
+    async def _life(self, kept: _Kept) -> str:
+        """Until it has ended for good, however often Ray starts it again; returns the reason."""
+        handle, sight = kept.handle, kept.sight
+        while True:
+            try:
+                # Answered as soon as there is a node with room for it.
+                identity: Identity = await handle.identity.remote()
+                sight.run(identity.fleet, identity.generation, now=self._loop.time())
+                kept.has_run.set()
+                await handle.dial.remote(self._addresses)
+                return await handle.ended.remote()
+            except ActorUnavailableError:  # its node or its process is lost
+                sight.lose()
+            except RayError as error:
+                return f"its actor died: {str(error).splitlines()[0]}"
+
+    async def _released(self, actor: str) -> None:
+        """Until the name may be given to another."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RELEASE_TIMEOUT):
+                while await asyncio.to_thread(_exists, actor):  # noqa: ASYNC110, Ray tells nobody
+                    await asyncio.sleep(POLL_INTERVAL)
+
+
+def _exists(actor: str) -> bool:
+    try:
+        ray.get_actor(actor, NAMESPACE)
+    except ValueError:
+        return False
+    return True
+
+
+def bundle(resources: Resources) -> dict[str, float]:
+    """In the words of Ray's autoscaler, which takes no parts of a CPU or GPU but in sums."""
+    wanted = {"CPU": resources.cpus, "GPU": resources.gpus}
+    return {name: amount for name, amount in wanted.items() if amount}
+
+
+def why_no_node(resources: Resources, nodes: list[dict[str, Any]]) -> str:
+    """``nodes``: as ``ray.nodes()`` tells of them."""
+    words = [f"{amount:g} {name}" for name, amount in bundle(resources).items()]
+    words += [f"the label {name}={value}" for name, value in sorted(resources.labels.items())]
+    wanted = " and ".join(words) or "nothing in particular"
+    fitting = [node for node in nodes if node["Alive"] and _fits(resources, node)]
+    if not fitting:
+        return f"no node has {wanted}"
+    return f"the {len(fitting)} node(s) with {wanted} are full"
+
+
+def _fits(resources: Resources, node: dict[str, Any]) -> bool:
+    labels: dict[str, str] = node.get("Labels") or {}
+    has_labels = all(labels.get(name) == value for name, value in resources.labels.items())
+    return has_labels and all(
+        node["Resources"].get(name, 0) >= amount for name, amount in bundle(resources).items()
+    )
