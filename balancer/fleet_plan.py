@@ -342,6 +342,7 @@ class _State:
         for member in tuple(self.staying.values()):
             if member.phase in STARTING and member.generation != self.generation:
                 self._dismiss(member, now=now)
+        self._find_newcomer()
         self._obey_max(self.wish, now=now)
         self._replace(self.wish, now=now)
         more, started = self._grow(self.wish, waiting, now=now)
@@ -471,9 +472,8 @@ class _State:
     def _progress(self, member: Member) -> int:
         return STARTING.index(member.phase) if member.phase in STARTING else len(STARTING) - 1
 
-    def _replace(self, wish: Fleet, *, now: float) -> None:
-        old = self._old
-        if not old:
+    def _find_newcomer(self) -> None:
+        if not self._old:
             self.newcomer = None
             self.room_made = False
             return
@@ -482,6 +482,11 @@ class _State:
         if self.newcomer is None:  # a plan that was made anew finds it
             coming = [each for each in self._fresh if not each.serves]
             self.newcomer = min(coming, key=lambda each: each.number).name if coming else None
+
+    def _replace(self, wish: Fleet, *, now: float) -> None:
+        old = self._old
+        if not old:
+            return
         if self.newcomer is None:
             if len(self.known) <= wish.max and not self._is_crash_loop:
                 self.newcomer = next(iter(self._start(self._may_start(1, now=now), now=now)), None)
@@ -571,7 +576,8 @@ class _State:
         room = max(wish.max + self._extra - len(self.known), 0)
         started = self._start(self._may_start(min(more, room), now=now), now=now)
         if started:
-            self.crowded_since = self.full_since = None
+            self.crowded_since = _since(None, is_crowded, now=now)
+            self.full_since = _since(None, is_full, now=now)
         return more, len(started)
 
     def _shrink(self, wish: Fleet, *, now: float) -> None:
@@ -582,13 +588,13 @@ class _State:
             return
         spare = [each for each in self.staying.values() if each.name != self.newcomer]
         pending = [each for each in spare if each.phase is Phase.NODE]
-        idle = [each for each in spare if self._idle_since(each) < inf]
+        # Of an old generation, if there is one: else what has just been replaced would go.
+        idle = [each for each in self._old or spare if self._idle_since(each) < inf]
         if pending and len(spare) > needed:
             self._dismiss(max(pending, key=lambda each: each.number), now=now)
         elif idle and len(self._serving) > needed:
             # Who has been idle for longest has least in its cache that somebody will ask for.
-            order = {each.name: (each not in self._old, self._idle_since(each)) for each in idle}
-            self._dismiss(min(idle, key=lambda m: (*order[m.name], -m.number)), now=now)
+            self._dismiss(self._least_used(idle), now=now)
         else:
             return
         self.shrunk_at = now
