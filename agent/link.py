@@ -7,13 +7,16 @@ task owns each socket.
 import asyncio
 import logging
 import random
+import ssl
 from collections import deque
 from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Protocol
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.frames import CloseCode
 
 from common.errors import HeadraceError
@@ -40,6 +43,35 @@ LONGEST_DELAY = 1.0
 
 MAX_OUTBOX = 4096
 """Frames that may wait for a slow link before it is given up."""
+
+
+KEY_REFUSALS = {
+    HTTPStatus.UNAUTHORIZED: "the balancer wants a key that it knows: HEADRACE_AGENT_KEY or --key-file",
+    HTTPStatus.FORBIDDEN: "no agent is let in there with such a key; is it the agents' port, and is "
+    "the key one for agents?",
+}
+"""By the status of the handshake: to try again would not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What an agent shows to a balancer, and by what it knows it."""
+
+    key: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
+    """For ``wss://``; None: the system's authorities decide."""
+
+    def options(self, url: str) -> dict[str, Any]:
+        """As ``connect`` takes them."""
+        options: dict[str, Any] = {}
+        if self.key is not None:
+            options["additional_headers"] = {"Authorization": f"Bearer {self.key}"}
+        if url.startswith("wss:"):
+            options["ssl"] = self.tls or ssl.create_default_context()
+        return options
+
+
+NO_CREDENTIALS = Credentials()
 
 
 class LinkRefusedError(HeadraceError):
@@ -79,9 +111,12 @@ def delays(chance: random.Random) -> Iterator[float]:
 
 
 class Link:
-    def __init__(self, url: str, handler: Handler) -> None:
+    def __init__(
+        self, url: str, handler: Handler, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
         self._url = url
         self._handler = handler
+        self._options = credentials.options(url)
         self._steps: deque[Step] = deque()
         self._status_changed = False
         self._description_changed = False
@@ -128,12 +163,18 @@ class Link:
                     ping_interval=PING_INTERVAL,
                     ping_timeout=PING_TIMEOUT,
                     proxy=None,
+                    **self._options,
                 ) as socket:
                     log.info("linked to %s", self._url)
                     waits = delays(chance)
                     await self._serve(socket)
             except InvalidURI as error:
                 raise LinkRefusedError(str(error)) from error
+            except InvalidStatus as error:
+                reason = KEY_REFUSALS.get(error.response.status_code)
+                if reason is not None:
+                    raise LinkRefusedError(f"{self._url}: {reason}") from error
+                log.info("no link to %s yet: %s", self._url, error)
             except (OSError, TimeoutError, InvalidHandshake) as error:
                 log.info("no link to %s yet: %s", self._url, error)
             if not self._closing:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from agent.admission import Admission
 from agent.host import ModelHost, Models
-from agent.link import Link
+from agent.link import NO_CREDENTIALS, Credentials, Link
 from agent.loop import DEFAULTS, LoopSettings, Work
 from agent.prompt import Preparer
 from agent.swap import ModelSwap
@@ -71,6 +71,7 @@ class Agent:
         models: Models,
         swap: ModelSwap,
         loop_settings: LoopSettings = DEFAULTS,
+        credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
         """``balancer``: the websocket address of its agent listener. ``labels``: what operators may
         call this and other agents by.
@@ -108,7 +109,7 @@ class Agent:
         self._idle = asyncio.Event()
         self._idle.set()
         self._over: asyncio.Future[None] = self._asyncio.create_future()
-        self._link = Link(balancer, self)
+        self._link = Link(balancer, self, credentials)
 
     @property
     def serves(self) -> bool:

@@ -20,7 +20,7 @@ from balancer.fleet_routes import FleetRoutes
 from balancer.gate import Gate
 from balancer.http import KeyHolders, OwnOrigin, Refused, error_answer
 from balancer.inference import Inference
-from balancer.keys import Keys
+from balancer.keys import OPEN, Keys
 from balancer.management import Management
 from balancer.openai import KEEP_ALIVE, OpenAI, openai_errors
 from balancer.openai_errors import parameters_of
@@ -37,13 +37,12 @@ def create_app(
     wishes: Wishes | None = None,
     *,
     origins: Sequence[str] = (),
-    keys: Keys | None = None,
+    keys: Keys = OPEN,
     keep_alive: float = KEEP_ALIVE,
 ) -> Starlette:
-    """``wishes``: where the desired state is put; None: what keeps none. ``origins``: of other web pages that
-    may use these routes, such as ``https://chat.example``. ``keys``: of those
-    who may ask for inference; None: anybody may. ``keep_alive``: in seconds, for OpenAI's
-    streams.
+    """``wishes``: where the desired state is put; None: what keeps none. ``origins``: of other web
+    pages that may use these routes, such as ``https://chat.example``. ``keys``: of those who may
+    use them. ``keep_alive``: in seconds, for OpenAI's streams.
     """
     inference = Inference(balancer)
     openai = OpenAI(balancer, keep_alive=keep_alive)
@@ -65,7 +64,7 @@ def create_app(
                 max_age=3600,
             ),
             Middleware(Gate, limits=balancer.limits, tally=balancer.tally, refused=refused),
-            *([Middleware(KeyHolders, keys=keys, refused=refused)] if keys is not None else []),
+            Middleware(KeyHolders, keys=keys, refused=refused),
         ],
         routes=[
             Route("/health", management.health),

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from balancer.interrupted import whole_answer
-from balancer.keys import Keys
+from balancer.keys import Keys, Role, given_key
 from common.errors import ErrorCode, RequestError
 
 T = TypeVar("T")
@@ -67,6 +67,10 @@ def json_answer(
     return answer
 
 
+DENIAL = "websocket.http.response"
+"""The extension of ASGI by which a websocket that is refused gets an answer over HTTP."""
+
+
 class OwnOrigin:
     """Refuses what other web pages make a visitor's browser ask for.
 
@@ -109,8 +113,10 @@ async def turn_away(
     send: Send,
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Answer before any route has, in the words of the protocol that the path stands for."""
-    if scope["type"] == "websocket":
+    """Answer before any route has, in the words of the protocol that the path stands for. A websocket
+    is never opened; where the server cannot send an answer of ours, it sends 403.
+    """
+    if scope["type"] == "websocket" and DENIAL not in scope.get("extensions", {}):
         await WebSocketClose(1008, error.message)(scope, receive, send)
     else:
         await error_answer(scope["path"], error, headers)(scope, receive, send)
@@ -124,11 +130,20 @@ def error_answer(
 
 
 INFERENCE = ("/v1/", "/api/v1/continue_from_", "/api/v1/generate_", "/api/v1/inference_socket")
-"""What the paths begin with that want a key, if there are keys."""
+"""What the paths begin with by which models are used."""
+
+
+def role_of(path: str) -> Role | None:
+    """Whose key a route wants, if there are keys; None: nobody's. What is not named here, and what does
+    not exist, is for those who manage.
+    """
+    if path == "/health":
+        return None
+    return Role.INFERENCE if path.startswith(INFERENCE) else Role.MANAGEMENT
 
 
 class KeyHolders:
-    """Refuses inference to those without a key."""
+    """Refuses all others, each route those who have no key for it."""
 
     def __init__(self, app: ASGIApp, keys: Keys, refused: Refused) -> None:
         self._app = app
@@ -136,18 +151,25 @@ class KeyHolders:
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (
-            scope["type"] in {"http", "websocket"}
-            and scope["path"].startswith(INFERENCE)
-            and not self._keys.allow(Headers(scope=scope).get("authorization"))
-        ):
-            error = RequestError(
-                ErrorCode.UNAUTHORIZED, "a key is needed: Authorization: Bearer KEY"
+        if scope["type"] in {"http", "websocket"}:
+            try:
+                self._check(scope)
+            except RequestError as error:
+                self._refused(error)
+                wants = {"www-authenticate": "Bearer"}
+                headers = wants if error.code is ErrorCode.UNAUTHORIZED else None
+                await turn_away(error, scope, receive, send, headers)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        role = role_of(scope["path"])
+        if role is not None:
+            headers = Headers(scope=scope)
+            key = given_key(
+                authorization=headers.get("authorization"), api_key=headers.get("x-api-key")
             )
-            self._refused(error)
-            await turn_away(error, scope, receive, send, {"www-authenticate": "Bearer"})
-        else:
-            await self._app(scope, receive, send)
+            self._keys.check(key, role)
 
 
 def _is_address(host: str) -> bool:

@@ -6,6 +6,7 @@ task owns each socket.
 
 import asyncio
 import logging
+import ssl
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -16,7 +17,9 @@ from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
 from balancer.balancer import Balancer
+from balancer.keys import OPEN, Keys, Role, given_key
 from balancer.limits import MOST_LINK_FRAMES, Limit, LimitError
+from common.errors import STATUS, RequestError
 from common.ids import AgentId
 from common.messages import (
     GIVEN_UP,
@@ -44,18 +47,20 @@ LONGEST_REASON = 100
 
 
 class AgentListener:
-    def __init__(self, balancer: Balancer) -> None:
+    def __init__(self, balancer: Balancer, keys: Keys = OPEN) -> None:
         self._balancer = balancer
+        self._keys = keys
         self._server: Server | None = None
         self._current: dict[AgentId, ServerConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen; return the port (``port`` 0: any that is free). Raises ``OSError``."""
         self._server = await serve(
             self._serve,
             host,
             port,
+            ssl=tls,
             origins=[None],  # agents are no web pages
             process_request=self._let_in,
             compression=None,
@@ -90,16 +95,19 @@ class AgentListener:
         finally:
             tally.release(Limit.AGENTS)
 
-    def _let_in(self, socket: ServerConnection, _request: Request) -> Response | None:
+    def _let_in(self, socket: ServerConnection, request: Request) -> Response | None:
         """Asked before there is a link: an agent waits longer each time that it gets none."""
         try:
+            authorizations = request.headers.get_all("Authorization")
+            authorization = authorizations[0] if authorizations else None
+            self._keys.check(given_key(authorization=authorization), Role.AGENT)
             self._balancer.tally.check(Limit.AGENTS)
-        except LimitError as error:
+        except RequestError as error:
             self._refused(socket, error)
-            return socket.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{error.message}\n")
+            return socket.respond(HTTPStatus(STATUS[error.code]), f"{error.message}\n")
         return None
 
-    def _refused(self, socket: ServerConnection, error: LimitError) -> None:
+    def _refused(self, socket: ServerConnection, error: RequestError) -> None:
         log.warning("agent link from %s: %s", socket.remote_address, error)
         self._balancer.metrics.refuse(error)
 

@@ -13,6 +13,7 @@ class ErrorCode(enum.StrEnum):
     INVALID_REQUEST = "invalid_request"
     INVALID_PROMPT = "invalid_prompt"
     UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
     ORIGIN_NOT_ALLOWED = "origin_not_allowed"
     HEADERS_TOO_LARGE = "headers_too_large"
     BODY_TOO_LARGE = "body_too_large"
@@ -51,6 +52,7 @@ STATUS = {
     ErrorCode.INVALID_REQUEST: 400,
     ErrorCode.INVALID_PROMPT: 400,
     ErrorCode.UNAUTHORIZED: 401,
+    ErrorCode.FORBIDDEN: 403,
     ErrorCode.ORIGIN_NOT_ALLOWED: 403,
     ErrorCode.HEADERS_TOO_LARGE: 431,
     ErrorCode.BODY_TOO_LARGE: 413,

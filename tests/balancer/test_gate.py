@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from balancer.app import create_app
 from balancer.balancer import Balancer
 from balancer.gate import Gate
-from balancer.keys import Keys
+from balancer.keys import Keys, Role
 from balancer.limits import Limit, Limits, Tally
 from common.errors import ErrorCode, RequestError
 
@@ -374,7 +374,7 @@ async def test_each_refusal_has_its_reason(client: httpx.AsyncClient, balancer: 
 
 
 async def test_so_has_one_without_a_key(balancer: Balancer) -> None:
-    transport = httpx.ASGITransport(create_app(balancer, keys=Keys(["the-key"])))
+    transport = httpx.ASGITransport(create_app(balancer, keys=Keys([(Role.INFERENCE, "the-key")])))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         await client.post(CHAT, json=QUESTION)
 

@@ -12,6 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Origin
 
 from balancer.balancer import Balancer
+from balancer.keys import Keys, Role
 from balancer.limits import Limits
 from balancer.link import AgentListener
 from common.ids import AgentId, RequestId
@@ -257,3 +258,42 @@ async def test_more_agents_than_may_be_are_told_to_come_again(
     second = await dial(url, join("b"))
     await until(lambda: len(balancer.agents) == 1)
     await second.close()
+
+
+KEYS = Keys([(Role.AGENT, "a-key-for-agents"), (Role.INFERENCE, "a-key-for-clients")])
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer of-nobody"}, 401),
+        ({"Authorization": "Basic a-key-for-agents"}, 401),
+        ({"Authorization": "Bearer a-key-for-clients"}, 403),
+    ],
+)
+async def test_an_agent_without_its_key_is_refused_before_anything_else(
+    balancer: Balancer, headers: dict[str, str], status: int
+) -> None:
+    listener = AgentListener(balancer, KEYS)
+    port = await listener.start("127.0.0.1", 0)
+
+    with pytest.raises(InvalidStatus) as caught:
+        await connect(f"ws://127.0.0.1:{port}", proxy=None, additional_headers=headers)
+
+    await listener.stop()
+    assert caught.value.response.status_code == status
+    assert metric(balancer, 'headrace_limit_used{limit="agents"}') == 0
+    reason = {401: "unauthorized", 403: "forbidden"}[status]
+    assert metric(balancer, f'headrace_refused_requests_total{{reason="{reason}"}}') == 1
+
+
+async def test_an_agent_with_its_key_joins(balancer: Balancer, until: Until) -> None:
+    listener = AgentListener(balancer, KEYS)
+    port = await listener.start("127.0.0.1", 0)
+    headers = {"Authorization": "Bearer a-key-for-agents"}
+
+    async with connect(f"ws://127.0.0.1:{port}", proxy=None, additional_headers=headers) as socket:
+        await socket.send(encode(join()))
+        await until(lambda: len(balancer.agents) == 1)
+    await listener.stop()

@@ -20,6 +20,7 @@ TOLD = {
     ErrorCode.INVALID_PROMPT: (400, INVALID, "invalid_prompt", "input"),
     ErrorCode.INVALID_REQUEST: (400, INVALID, "invalid_value", None),
     ErrorCode.UNAUTHORIZED: (401, INVALID, "invalid_api_key", None),
+    ErrorCode.FORBIDDEN: (403, INVALID, "forbidden", None),
     ErrorCode.ORIGIN_NOT_ALLOWED: (403, INVALID, "origin_not_allowed", None),
     ErrorCode.HEADERS_TOO_LARGE: (431, INVALID, "headers_too_large", None),
     ErrorCode.BODY_TOO_LARGE: (413, INVALID, "body_too_large", None),
