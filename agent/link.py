@@ -45,7 +45,7 @@ MAX_OUTBOX = 4096
 """Frames that may wait for a slow link before it is given up."""
 
 
-KEY_REFUSALS = {
+KEY_REFUSALS: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "the balancer wants a key that it knows: HEADRACE_AGENT_KEY or --key-file",
     HTTPStatus.FORBIDDEN: "no agent is let in there with such a key; is it the agents' port, and is "
     "the key one for agents?",

@@ -75,7 +75,11 @@ async def _live(
     settings: AgentSettings, make: Callable[[AgentSettings], Agent], pipe: Pipe
 ) -> None:
     """Ends the process."""
-    agent = make(settings)
+    try:
+        agent = make(settings)
+    except HeadraceError as error:
+        pipe.tell(Over(str(error)[:MOST_CHARACTERS], is_final=True))
+        os._exit(1)
     loop = asyncio.get_running_loop()
     drains: set[asyncio.Task[None]] = set()
 

@@ -3,14 +3,17 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from agent.echo import EchoEngine
 from agent.engine import Chunk, Decoded, Engine
+from agent.link import Credentials
 from agent.loop import LoopSettings
 from agent.model_files import ModelFiles, default_cache, describe
 from agent.service import Agent
 from agent.swap import ModelSwap, Setup
+from balancer.keys import Role
 from common.models import (
     CacheType,
     Download,
@@ -20,9 +23,11 @@ from common.models import (
     LocalModel,
     UrlModel,
 )
+from deploy.access import own_key
 from deploy.attempts import Attempts
 from deploy.machine import default_threads, usable_cores
 from deploy.settings import AgentSettings, EngineKind
+from deploy.tls import client_context, pinned_context
 
 ECHO_CONTEXT = 4096
 
@@ -35,7 +40,9 @@ DEFAULT_SLOTS = 4
 
 
 def make_agent(settings: AgentSettings) -> Agent:
-    """Must be called inside a running asyncio loop."""
+    """Must be called inside a running asyncio loop. Raises ``HeadraceError`` if a file that it is told
+    of cannot be used.
+    """
     is_echo = settings.engine is EngineKind.ECHO
     return Agent(
         balancer=settings.balancer,
@@ -48,7 +55,19 @@ def make_agent(settings: AgentSettings) -> Agent:
         loop_settings=LoopSettings(
             longest_gap=settings.longest_gap, cache_tokens=settings.cache_tokens
         ),
+        credentials=credentials(settings, os.environ),
     )
+
+
+def credentials(settings: AgentSettings, environment: Mapping[str, str]) -> Credentials:
+    """Raises ``HeadraceError``."""
+    file = None if settings.key_file is None else Path(settings.key_file)
+    tls = None
+    if settings.tls_pin is not None:
+        tls = pinned_context(Path(settings.tls_pin))
+    elif settings.tls_ca is not None:
+        tls = client_context(Path(settings.tls_ca))
+    return Credentials(own_key(Role.AGENT, file, environment), tls)
 
 
 class EchoModels:

@@ -7,27 +7,33 @@ through Serve's proxy would take 40 times as long.
 import asyncio
 import ipaddress
 import logging
+import os
+import ssl
 from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve import Application
 from starlette.types import ASGIApp
 
 from balancer.app import create_app
 from balancer.balancer import Balancer
 from balancer.desired_state import BalancerDesiredState
-from balancer.keys import read_keys
 from balancer.limits import Limits
 from balancer.link import AgentListener
 from balancer.state_store import StoredState, open_store
 from balancer.wishes import Wishes
+from deploy.access import check_reach, open_keys
 from deploy.beats import Beats
 from deploy.flow import HeldBack
 from deploy.machine import LOG_FORMAT, address
 from deploy.model import parse_model
 from deploy.settings import NODE, BalancerSettings, SupervisorSettings
+from deploy.tls import server_context
 from deploy.version import code_version
+
+log = logging.getLogger(__name__)
 
 LONGEST_GENERATION = 600.0
 """Seconds that a replica which is being replaced may go on with the streams it has."""
@@ -57,6 +63,14 @@ class BalancerReplica:
     async def __init__(self, settings: BalancerSettings) -> None:
         logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
         self._has_been_asked = False
+        host = agent_host(settings.agent_host)
+        self._keys = open_keys(settings.keys, os.environ)
+        check_reach(
+            self._keys,
+            client_host=await _client_host(),
+            agent_host=host,
+            insecure=settings.insecure,
+        )
         self._balancer = Balancer(
             buffer_capacity=settings.buffer_size,
             patience=settings.buffer_timeout,
@@ -67,19 +81,16 @@ class BalancerReplica:
         self._balancer.want(store.load() or first_state(settings))
         self._wishes = Wishes(self._balancer, store)
         self._origins = settings.origins
-        keys = settings.inference_keys
-        self._keys = None if keys is None else read_keys(keys.read_text())
-        self._listener = AgentListener(self._balancer)
-        host = agent_host(settings.agent_host)
-        port = await self._listener.start(host, settings.agent_port)
+        self._listener = AgentListener(self._balancer, self._keys)
+        port = await self._listener.start(host, settings.agent_port, _tls(settings))
         replica = serve.get_replica_context()
         self._beats = Beats(
             self._balancer,
             self._wishes,
             balancer_id=replica.replica_id.unique_id,
-            address=address("ws", reachable(host), port),
+            address=address("ws" if settings.tls_cert is None else "wss", reachable(host), port),
             is_alone=replica.world_size == 1,
-            settings=SupervisorSettings(code=code_version(), engine=settings.engine),
+            settings=supervisor_settings(settings),
         )
         self._beating = asyncio.create_task(self._beats.run())
 
@@ -111,6 +122,15 @@ class BalancerReplica:
         await self._listener.stop()
 
 
+def supervisor_settings(settings: BalancerSettings) -> SupervisorSettings:
+    return SupervisorSettings(
+        code=code_version(),
+        engine=settings.engine,
+        key_file=None if settings.keys is None else str(settings.keys),
+        tls_pin=None if settings.tls_cert is None else str(settings.tls_cert),
+    )
+
+
 def agent_host(host: str) -> str:
     """To listen on; ``node`` is this node's own address."""
     return ray.util.get_node_ip_address() if host == NODE else host
@@ -120,6 +140,24 @@ def reachable(host: str) -> str:
     """An address that agents can dial, of one that is listened on."""
     is_any = ipaddress.ip_address(host).is_unspecified if host != "localhost" else False
     return ray.util.get_node_ip_address() if is_any else host
+
+
+async def _client_host() -> str | None:
+    """Where Serve's proxies listen for clients; None: nowhere. No settings of ours say it, and what is
+    not known (Serve has no public way to ask) is taken for an address that everybody reaches.
+    """
+    try:
+        controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+        return (await controller.get_http_config.remote()).host
+    except (RayError, ValueError, AttributeError) as error:
+        log.warning("Serve does not say where it listens: %s", error)
+        return ""
+
+
+def _tls(settings: BalancerSettings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return server_context(settings.tls_cert, settings.tls_key)
 
 
 def first_state(settings: BalancerSettings) -> StoredState:

@@ -5,6 +5,7 @@ It decides nothing: ``deploy.bench_report`` plans what is sent when, and says wh
 
 import asyncio
 import enum
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
@@ -105,28 +106,48 @@ class Asking:
         return body
 
 
-def open_client() -> httpx.AsyncClient:
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a server may want of those who ask."""
+
+    key: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
+    """For ``https``; None: the usual authorities decide."""
+
+    def open_client(self, **options: Any) -> httpx.AsyncClient:
+        headers = {"accept-encoding": "identity"}  # what packs a stream may hold it back
+        if self.key is not None:
+            headers["authorization"] = f"Bearer {self.key}"
+        return httpx.AsyncClient(
+            headers=headers, verify=self.tls or True, trust_env=False, **options
+        )
+
+
+FREE = Access()
+
+
+def open_client(access: Access = FREE) -> httpx.AsyncClient:
     """Without limits of its own: the plan says how many requests there are at once.
 
     Each request has a connection of its own, which counts as part of its time. To use one again is a
     race that some servers lose: llama-server promises to keep it and closes it after every stream.
     """
-    return httpx.AsyncClient(
+    return access.open_client(
         timeout=None,  # each request has one for the whole of it, see ask()
-        trust_env=False,
-        headers={"accept-encoding": "identity"},  # what packs a stream may hold it back
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     )
 
 
-async def find_server(address: str, *, api: Api | None, model: str | None) -> Server:
+async def find_server(
+    address: str, *, api: Api | None, model: str | None, access: Access = FREE
+) -> Server:
     """Ask the address what it speaks, unless ``api`` says it, and for its first model, unless
     ``model`` names one or none is needed. Raises ``BenchError``.
     """
     address = address.rstrip("/").removesuffix("/v1")
     if api is Api.NATIVE:
         return Server(address, api)
-    async with httpx.AsyncClient(timeout=FIND_TIMEOUT, trust_env=False) as client:
+    async with access.open_client(timeout=FIND_TIMEOUT) as client:
         if api is None and "agents" in await _get(client, f"{address}/api/v1/agents"):
             return Server(address, Api.NATIVE)
         models = {} if api and model else await _get(client, f"{address}/v1/models")
@@ -421,8 +442,9 @@ READERS: Mapping[Api, Reader] = {
 class Bench:
     """One run. What it has measured can be read at any moment, also after it was cancelled."""
 
-    def __init__(self, server: Server, asking: Asking, plan: Plan) -> None:
+    def __init__(self, server: Server, asking: Asking, plan: Plan, access: Access = FREE) -> None:
         self._server = server
+        self._access = access
         self._asking = asking
         self._plan = plan
         self._begun: float | None = None
@@ -443,7 +465,7 @@ class Bench:
         return self._sent - len(self.outcomes)
 
     async def run(self) -> None:
-        async with open_client() as client:
+        async with open_client(self._access) as client:
             for prompt in self._plan.warm_up:
                 await ask(client, self._server, self._asking, prompt)
             self._begun = time.perf_counter()
@@ -498,6 +520,7 @@ class BenchSettings:
     target: Target
     json_file: Path | None
     picture_file: Path | None
+    access: Access = FREE
     told: Mapping[str, Any]
     """The options as they were given, to be repeated in the JSON."""
 
@@ -506,10 +529,14 @@ def run_bench(settings: BenchSettings, console: Console) -> int:
     """Run it, print and write what was measured; return the exit status: 1 if a request failed,
     130 if it was interrupted, which ends the run but not the report. Raises ``BenchError``.
     """
-    server = asyncio.run(find_server(settings.address, api=settings.api, model=settings.model))
+    server = asyncio.run(
+        find_server(
+            settings.address, api=settings.api, model=settings.model, access=settings.access
+        )
+    )
     model = f", {server.model}" if server.model else ""
     console.print(escape(f"{len(settings.plan.prompts)} requests to {server.url}{model}"))
-    bench = Bench(server, settings.asking, settings.plan)
+    bench = Bench(server, settings.asking, settings.plan, settings.access)
     try:
         asyncio.run(bench.run())
     except KeyboardInterrupt:

@@ -4,18 +4,22 @@ Modules that take long to import (Ray, llama.cpp) are imported by the command th
 """
 
 import asyncio
+import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
+from balancer.keys import OPEN, Role, read_keys
 from balancer.limits import Limits
 from common.errors import HeadraceError
 from common.models import KvLayout
-from deploy.bench import Api, Asking, BenchSettings, run_bench
+from deploy.access import KEYS, fresh_keys, is_secret, keep_secret
+from deploy.bench import Access, Api, Asking, BenchSettings, run_bench
 from deploy.bench_report import (
     BenchError,
     Closed,
@@ -32,6 +36,7 @@ from deploy.model import default_model
 from deploy.options import (
     DEFAULTS,
     MODEL_HELP,
+    AgentKeyFile,
     BodyBytes,
     BufferBytes,
     CacheTokens,
@@ -41,26 +46,36 @@ from deploy.options import (
     Engine,
     Flash,
     GpuLayers,
+    InferenceKeyFile,
+    KeysFile,
     KeyType,
     Labels,
     Layout,
     LongestGap,
     MainGpu,
+    ManagementKeyFile,
     MaxTokens,
     OpenRequests,
     Slots,
     TensorSplit,
     Threads,
+    TlsAuthorities,
+    TlsCertificate,
+    TlsKey,
     ValueType,
     agent_settings,
     check_address,
+    check_authorities,
     check_balancer,
+    check_certificate,
     check_fleets,
     check_host,
+    check_inference_key,
     check_keys,
     check_model,
     check_name,
     check_origin,
+    check_own_key,
     check_state,
     engine_choices,
     finite,
@@ -110,14 +125,9 @@ def up(
             "--allow-origin", help="Of a web page that may use it (CORS); may be repeated."
         ),
     ] = None,
-    inference_keys: Annotated[
-        Path | None,
-        typer.Option(
-            "--inference-keys",
-            help="A file with the keys, one a line, of which clients must send one: "
-            "Authorization: Bearer KEY.",
-        ),
-    ] = None,
+    keys: KeysFile = None,
+    tls_cert: TlsCertificate = None,
+    tls_key: TlsKey = None,
     agents: Annotated[
         int | None,
         typer.Option(
@@ -165,13 +175,19 @@ def up(
     v_cache_dtype: ValueType = None,
     engine: Engine = EngineKind.LLAMA,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow a --host that others can reach.")
+        bool,
+        typer.Option("--insecure", help="Allow a --host that others can reach without keys."),
     ] = False,
 ) -> None:
     """Start everything on this machine: Ray, the balancer and agents."""
     if port == agent_port:
         raise typer.BadParameter("it must differ from --port", param_hint="'--agent-port'")
-    check_host(host, insecure=insecure)
+    keys_text = check_keys(keys)
+    served_keys = OPEN if keys_text is None else read_keys(keys_text)
+    check_host(host, served_keys, insecure=insecure)
+    check_certificate(tls_cert, tls_key)
+    if keys is not None and not is_secret(keys):
+        _say(f"others on this machine can read {keys}: chmod 600 {keys}")
     if engine is EngineKind.LLAMA:
         model = check_model(str(default_model()) if model is None else model)
     if state is not None:
@@ -193,7 +209,7 @@ def up(
     )
     settings = [
         agent_settings(
-            address("ws", host, agent_port),
+            address("ws" if tls_cert is None else "wss", host, agent_port),
             name=name,
             choices=choices,
             kv_layout=kv_layout,
@@ -201,6 +217,7 @@ def up(
             cache_tokens=cache_tokens,
             longest_gap=longest_gap,
             engine=engine,
+            tls_pin=tls_cert,
         )
         for name in names
     ]
@@ -222,15 +239,26 @@ def up(
         fleets=own_fleets,
         engine=engine,
         origins=tuple(check_origin(origin) for origin in allow_origin or ()),
-        inference_keys=None if inference_keys is None else check_keys(inference_keys),
+        insecure=insecure,
+        tls_cert=None if tls_cert is None else tls_cert.absolute(),
+        tls_key=None if tls_key is None else tls_key.absolute(),
     )
 
     def work(folder: str) -> int:
-        kept = {"state": f"file://{folder}/state.json" if state is None else state}
+        kept: dict[str, Any] = {
+            "state": f"file://{folder}/state.json" if state is None else state,
+            "keys": None if keys is None else keys.absolute(),
+        }
+        if keys is None and keys_text is not None:
+            # Ray's processes may not have our environment, and this file is for us alone.
+            kept["keys"] = Path(folder) / "keys"
+            keep_secret(kept["keys"], keys_text)
+        os.environ.pop(KEYS, None)
+        key_file = None if Role.AGENT in served_keys.missing else str(kept["keys"])
         everything = UpSettings(
             host=host,
             port=port,
-            agents=tuple(settings),
+            agents=tuple(replace(each, key_file=key_file) for each in settings),
             drain_timeout=drain_timeout,
             balancer=balancer.model_copy(update=kept),
         )
@@ -247,7 +275,10 @@ def up(
 @app.command()
 def agent(
     balancer: Annotated[
-        str, typer.Option("--balancer", help="Where to dial in: ws://HOST:PORT.")
+        str,
+        typer.Option(
+            "--balancer", help="Where to dial in: ws://HOST:PORT, or over TLS wss://HOST:PORT."
+        ),
     ] = f"ws://127.0.0.1:{AGENT_PORT}",
     model: Annotated[
         str | None,
@@ -274,9 +305,14 @@ def agent(
     k_cache_dtype: KeyType = None,
     v_cache_dtype: ValueType = None,
     engine: Engine = EngineKind.LLAMA,
+    key_file: AgentKeyFile = None,
+    tls_ca: TlsAuthorities = None,
 ) -> None:
     """Join a balancer with an agent, without Ray. Ctrl-C drains it."""
     check_balancer(balancer)
+    check_own_key(Role.AGENT, key_file)
+    if tls_ca is not None:
+        check_authorities(tls_ca)
     settings = agent_settings(
         balancer,
         name=check_name(name or socket.gethostname(), "--name"),
@@ -298,6 +334,8 @@ def agent(
         cache_tokens=cache_tokens,
         longest_gap=longest_gap,
         engine=engine,
+        key_file=key_file,
+        tls_ca=tls_ca,
     )
     become_keeper(to_line(settings), drain_timeout=drain_timeout)
 
@@ -308,9 +346,36 @@ def status(
     port: Annotated[
         int, typer.Option("--port", min=1, max=65535, help="Its clients' port.")
     ] = CLIENT_PORT,
+    key_file: ManagementKeyFile = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Ask over TLS; so does --tls-ca.")] = False,
+    tls_ca: TlsAuthorities = None,
 ) -> None:
     """Show agents, slots and buffer."""
-    show_status(address("http", host, port), console)
+    key = check_own_key(Role.MANAGEMENT, key_file)
+    over_tls = tls or tls_ca is not None
+    show_status(
+        address("https" if over_tls else "http", host, port),
+        console,
+        key=key,
+        tls=check_authorities(tls_ca) if over_tls else None,
+    )
+
+
+@app.command()
+def keys(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="Write them to this new file, for its owner alone."),
+    ] = None,
+) -> None:
+    """Make new keys, one for each role: the file that up takes with --keys."""
+    if output is None:
+        sys.stdout.write(fresh_keys())
+        return
+    try:
+        keep_secret(output, fresh_keys())
+    except OSError as error:
+        raise typer.BadParameter(f"{output}: {error.strerror}", param_hint="'--output'") from error
 
 
 @app.command()
@@ -400,11 +465,16 @@ def bench(
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Draw it: a .png or .svg file.")
     ] = None,
+    key_file: InferenceKeyFile = None,
+    tls_ca: TlsAuthorities = None,
 ) -> None:
     """Measure a server: how many tokens a second, and how long its clients wait."""
     if rate is not None and concurrency is not None:
         raise typer.BadParameter("it cannot go with --concurrency", param_hint="'--rate'")
     check_address(address)
+    access = Access(
+        check_inference_key(key_file), None if tls_ca is None else check_authorities(tls_ca)
+    )
     for option, file in (("--json", json_file), ("--picture", picture)):
         if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
             raise typer.BadParameter(f"{file} cannot be a file", param_hint=f"'{option}'")
@@ -419,7 +489,8 @@ def bench(
     told = {**context.params}
     if isinstance(arrivals, Closed):
         told["concurrency"] = arrivals.clients
-    del told["json_file"], told["picture"]
+    for name in ("json_file", "picture", "key_file", "tls_ca"):
+        del told[name]
     settings = BenchSettings(
         address=address,
         api=api,
@@ -441,6 +512,7 @@ def bench(
             warm_up=make_warm_up(seed, requests=warm_up, tokens=prompt_tokens),
         ),
         target=Target(first=ttft_target, gap=gap_target),
+        access=access,
         json_file=json_file,
         picture_file=picture,
         told=told,

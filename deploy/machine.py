@@ -1,5 +1,6 @@
 """What this machine offers to a process: cores, ports, addresses, signals, a place for its log."""
 
+import ipaddress
 import os
 import signal
 import socket
@@ -37,6 +38,14 @@ def why_not_listen(host: str, port: int) -> str | None:
         except OSError as error:
             return error.strerror
     return None
+
+
+def is_loopback(host: str) -> bool:
+    """Does only this machine reach what listens there? A name may mean anything, but for one."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def address(scheme: str, host: str, port: int) -> str:

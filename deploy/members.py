@@ -61,6 +61,8 @@ def agent_settings(
         kv_cells=engine.kv_cells,
         cache_tokens=engine.cache_tokens,
         longest_gap=engine.longest_gap,
+        key_file=own.key_file,
+        tls_pin=own.tls_pin,
     )
 
 

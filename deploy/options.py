@@ -5,6 +5,8 @@ Everything here raises ``typer.BadParameter``, which names the option.
 
 import ipaddress
 import math
+import os
+import ssl
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -14,16 +16,18 @@ import typer
 from agent.model_files import check_model as check_file
 from balancer.desired_state import LocalModel, referred
 from balancer.fleets import Fleet
-from balancer.keys import KeysError, read_keys
+from balancer.keys import Keys, KeysError, Role
 from balancer.limits import LARGEST_BODY, Limits
 from balancer.state_store import StateError, open_store
 from common.errors import ModelError
 from common.messages import LONGEST_NAME
 from common.models import CacheType, EngineChoices, FlashAttention, KvLayout
+from deploy.access import AccessError, check_reach, find_keys, own_key
 from deploy.bench import Api
 from deploy.fleet_file import FleetFileError, read_fleets
 from deploy.model import parse_model
 from deploy.settings import AgentSettings, EngineKind
+from deploy.tls import TlsError, client_context, server_context
 
 AS_DESIRED = "Default: as the desired state says."
 MODEL_HELP = "A GGUF file: its path, or its address (https://huggingface.co/... or any other)."
@@ -136,6 +140,59 @@ LongestGap = Annotated[
         help="Seconds between two tokens of a stream while prompts are read, if it can be had.",
     ),
 ]
+KeysFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--keys",
+        help="A file of keys, a line each: ROLE KEY. Clients then show one for inference "
+        "(Authorization: Bearer KEY), operators one for management, agents one for agent; a role "
+        "without a key is open. See headrace keys. Default: the text in HEADRACE_KEYS, if any.",
+    ),
+]
+TlsCertificate = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-cert",
+        help="Serve clients and agents over TLS: a PEM file with the certificate and those that lead "
+        "to its authority. It must name the address that they use (subjectAltName: for an IP "
+        "address an entry of type IP).",
+    ),
+]
+TlsKey = Annotated[
+    Path | None, typer.Option("--tls-key", help="The certificate's key, without a password.")
+]
+TlsAuthorities = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca",
+        help="Over TLS: a PEM file with the authorities to trust, or with the balancer's own "
+        "certificate; its name is looked at in any case. Default: those that the system trusts.",
+    ),
+]
+AgentKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file",
+        help="A file with a key, or the balancer's keys file: its first key for agent is shown. "
+        "Default: HEADRACE_AGENT_KEY.",
+    ),
+]
+ManagementKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file",
+        help="A file with a key, or the balancer's keys file: its first key for management is "
+        "shown. Default: HEADRACE_MANAGEMENT_KEY.",
+    ),
+]
+InferenceKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file",
+        help="A file with a key, or a keys file of headrace: its first key for inference is shown. "
+        "Default: HEADRACE_INFERENCE_KEY or OPENAI_API_KEY. With a key, 'auto' means 'openai'.",
+    ),
+]
 
 
 def parse_api(name: str) -> Api | None:
@@ -165,6 +222,9 @@ def agent_settings(
     cache_tokens: int | None,
     longest_gap: float,
     engine: EngineKind,
+    key_file: Path | None = None,
+    tls_ca: Path | None = None,
+    tls_pin: Path | None = None,
 ) -> AgentSettings:
     if kv_cells is not None and kv_layout is not KvLayout.UNIFIED:
         raise typer.BadParameter(
@@ -181,7 +241,15 @@ def agent_settings(
         kv_cells=kv_cells,
         cache_tokens=cache_tokens,
         longest_gap=longest_gap,
+        key_file=_absolute(key_file),
+        tls_ca=_absolute(tls_ca),
+        tls_pin=_absolute(tls_pin),
     )
+
+
+def _absolute(file: Path | None) -> str | None:
+    """For another process, whose folder may be another."""
+    return None if file is None else str(file.absolute())
 
 
 def engine_choices(
@@ -248,13 +316,47 @@ def check_origin(origin: str) -> str:
     return origin
 
 
-def check_keys(path: Path) -> Path:
+def check_keys(file: Path | None) -> str | None:
+    """The text of the file, or of the environment."""
     try:
-        read_keys(path.read_text())
-    except (OSError, UnicodeDecodeError, KeysError) as error:
-        cause = error.strerror if isinstance(error, OSError) else error
-        raise typer.BadParameter(f"{path}: {cause}", param_hint="'--inference-keys'") from error
-    return path.absolute()
+        return find_keys(file, os.environ)
+    except KeysError as error:
+        raise typer.BadParameter(str(error), param_hint="'--keys'") from error
+
+
+def check_own_key(role: Role, file: Path | None) -> str | None:
+    """What to show to the balancer; None: nothing."""
+    try:
+        return own_key(role, file, os.environ)
+    except KeysError as error:
+        raise typer.BadParameter(str(error), param_hint="'--key-file'") from error
+
+
+def check_inference_key(file: Path | None) -> str | None:
+    """As ``check_own_key``, or as OpenAI's own client finds it."""
+    key = check_own_key(Role.INFERENCE, file) or os.environ.get("OPENAI_API_KEY", "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise typer.BadParameter("it is no key", param_hint="OPENAI_API_KEY")
+    return key or None
+
+
+def check_certificate(certificate: Path | None, key: Path | None) -> None:
+    if (certificate is None) != (key is None):
+        missing = "--tls-cert" if certificate is None else "--tls-key"
+        raise typer.BadParameter("the two go together", param_hint=f"'{missing}'")
+    if certificate is not None and key is not None:
+        try:
+            server_context(certificate, key)
+        except TlsError as error:
+            raise typer.BadParameter(str(error), param_hint="'--tls-cert'") from error
+
+
+def check_authorities(file: Path | None) -> ssl.SSLContext:
+    """By which somebody who dials knows the balancer."""
+    try:
+        return client_context(file)
+    except TlsError as error:
+        raise typer.BadParameter(str(error), param_hint="'--tls-ca'") from error
 
 
 def check_fleets(path: Path) -> dict[str, Fleet]:
@@ -281,7 +383,9 @@ def check_balancer(url: str) -> None:
     except ValueError:
         good, host = False, b""
     if not (good and host):
-        raise typer.BadParameter(f"{url!r} is not ws://HOST:PORT", param_hint="'--balancer'")
+        raise typer.BadParameter(
+            f"{url!r} is not ws://HOST:PORT or wss://HOST:PORT", param_hint="'--balancer'"
+        )
 
 
 def check_address(url: str) -> None:
@@ -296,14 +400,12 @@ def check_address(url: str) -> None:
         raise typer.BadParameter(f"{url!r} is not http://HOST:PORT", param_hint="'ADDRESS'")
 
 
-def check_host(host: str, *, insecure: bool) -> None:
+def check_host(host: str, keys: Keys, *, insecure: bool) -> None:
     try:
-        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+        ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError as error:
         raise typer.BadParameter(f"{host!r} is no IP address", param_hint="'--host'") from error
-    if not (address.is_loopback or insecure):
-        raise typer.BadParameter(
-            f"whoever reaches {host} could use the models, since there are no keys yet; "
-            "say --insecure if that is meant",
-            param_hint="'--host'",
-        )
+    try:
+        check_reach(keys, client_host=host, agent_host=host, insecure=insecure)
+    except AccessError as error:
+        raise typer.BadParameter(f"{error}: --keys, --insecure", param_hint="'--host'") from error

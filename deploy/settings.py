@@ -3,9 +3,10 @@
 import enum
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from balancer.fleets import Fleets
 from balancer.limits import Limits
@@ -43,6 +44,12 @@ class AgentSettings:
     """Tokens that finished requests may keep; None: as many as one request can have."""
     longest_gap: float = 0.15
     """Seconds between two tokens of a stream while prompts are fed, if that can be had."""
+    key_file: str | None = None
+    """With the key that the balancer wants of agents; None: it is in the environment, if anywhere."""
+    tls_ca: str | None = None
+    """Of ``wss://``: a file of the authorities to trust; None: those of the system."""
+    tls_pin: str | None = None
+    """A file with the balancer's own certificate, which is trusted alone and whatever its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,8 @@ class SupervisorSettings:
     code: str
     """The version of the project: see ``code_version``."""
     engine: EngineKind = EngineKind.LLAMA
+    key_file: str | None = None
+    tls_pin: str | None = None
 
 
 def to_line(settings: AgentSettings) -> bytes:
@@ -86,5 +95,16 @@ class BalancerSettings(BaseModel):
     """Of the agents of fleets."""
     origins: tuple[str, ...] = ()
     """Of other web pages that may use the routes."""
-    inference_keys: Path | None = None
-    """A file with the keys that inference wants; None: it wants none."""
+    keys: Path | None = None
+    """A file of keys; None: those in the environment variable ``HEADRACE_KEYS``, if there is one."""
+    insecure: bool = False
+    """Allow addresses that others can reach and for which there are no keys."""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    """For the agents' listener; the clients' is Serve's, which has options of its own for it."""
+
+    @model_validator(mode="after")
+    def _has_both_or_none(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        return self

@@ -1,5 +1,6 @@
 """``headrace status``: agents, slots and buffer at a glance, and why something does not work."""
 
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from balancer.keys import Role
 from common.errors import HeadraceError
+from deploy.access import OWN_KEY
+
+LONGEST_REASON = 200
+"""Characters of a refusal that are shown."""
 
 HALTED = (
     "No further agent changes its model: one was lost while it did. It goes on when one has shown "
@@ -16,13 +22,25 @@ HALTED = (
 )
 
 
-def show_status(url: str, console: Console) -> None:
-    """Of the balancer at ``http://HOST:PORT``. Raises ``HeadraceError`` if it does not answer."""
+def show_status(
+    url: str, console: Console, *, key: str | None = None, tls: ssl.SSLContext | None = None
+) -> None:
+    """Of the balancer at ``http://HOST:PORT``, or ``https`` with ``tls``. Raises ``HeadraceError`` if
+    it does not answer.
+    """
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
-        with httpx.Client(base_url=url, timeout=5.0, trust_env=False) as client:
+        with httpx.Client(
+            base_url=url, headers=headers, verify=tls or True, timeout=5.0, trust_env=False
+        ) as client:
             agents = client.get("/api/v1/agents").raise_for_status().json()["agents"]
             told = [_ask(client, agent["id"]) for agent in agents]
             buffered = client.get("/api/v1/buffered_requests").raise_for_status().json()
+    except httpx.HTTPStatusError as error:
+        reason = error.response.text.strip()[:LONGEST_REASON]
+        if error.response.status_code in {401, 403}:
+            reason += f" (--key-file or {OWN_KEY[Role.MANAGEMENT]})"
+        raise HeadraceError(f"{url}: HTTP {error.response.status_code}: {reason}") from error
     except (httpx.HTTPError, ValueError, KeyError) as error:
         raise HeadraceError(f"no answer from a balancer at {url}: {error}") from error
     table = Table("agent", "model", "slots", "busy", "state")

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import secrets
+import shlex
 import signal
 import socket
 import warnings
@@ -21,10 +22,13 @@ from typing import Any
 import httpx
 from rich.console import Console
 
+from balancer.keys import Keys, Role, first_key, read_keys
 from common.errors import HeadraceError
-from deploy.machine import address, stop_signals, why_not_listen
+from deploy.access import OWN_KEY, find_keys, open_keys
+from deploy.machine import address, is_loopback, stop_signals, why_not_listen
 from deploy.session import STOP_TIMEOUT
 from deploy.settings import AgentSettings, BalancerSettings
+from deploy.tls import pinned_context
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +86,18 @@ class UpSettings:
     @property
     def address(self) -> str:
         """Where a client on this machine reaches the balancer."""
-        return address("http", self.host, self.port)
+        scheme = "http" if self.balancer.tls_cert is None else "https"
+        return address(scheme, self.host, self.port)
+
+    @property
+    def agent_address(self) -> str:
+        """Where an agent on this machine reaches it."""
+        scheme = "ws" if self.balancer.tls_cert is None else "wss"
+        return address(scheme, self.host, self.balancer.agent_port)
 
 
-def curl_line(address: str) -> str:
+def curl_line(address: str, *, certificate: Path | None = None, wants_key: bool = False) -> str:
+    """``certificate``: of the balancer, if it speaks TLS. A key is read from the environment."""
     body = {
         "conversation_history": [{"role": "user", "content": "Why is the sky blue?"}],
         "add_generation_prompt": True,
@@ -93,7 +105,14 @@ def curl_line(address: str) -> str:
         "max_tokens": 100,
     }
     route = f"{address}/api/v1/continue_from_conversation_history"
-    return f"curl -N {route} -H 'content-type: application/json' -d '{json.dumps(body)}'"
+    words = ["curl -N"]
+    if certificate is not None:
+        words.append(f"--cacert {shlex.quote(str(certificate))}")
+    words.append(f"{route} -H 'content-type: application/json'")
+    if wants_key:
+        words.append(f'-H "authorization: Bearer ${OWN_KEY[Role.INFERENCE]}"')
+    words.append(f"-d '{json.dumps(body)}'")
+    return " ".join(words)
 
 
 async def up(settings: UpSettings, folder: str, console: Console) -> None:
@@ -176,7 +195,8 @@ async def _to_the_end(function: Callable[..., Any], *arguments: Any, **options: 
 
 
 def _greeting(settings: UpSettings, agents: list[dict[str, Any]]) -> str:
-    balancer = address("ws", settings.host, settings.balancer.agent_port)
+    keys = open_keys(settings.balancer.keys, {})
+    certificate = settings.balancer.tls_cert
     lines = [f"headrace is ready at {settings.address}"]
     slots = sum(agent["slots_total"] for agent in agents)
     if slots:
@@ -192,9 +212,26 @@ def _greeting(settings: UpSettings, agents: list[dict[str, Any]]) -> str:
             f"  fleet   {name}, {fleet.min} to {fleet.max} agent(s) with {fleet.slots} slots"
         )
     lines.append(f"  openai  {settings.address}/v1")
-    lines.append(f"  join    headrace agent --balancer {balancer}")
-    lines += ["", "Try it:", "", curl_line(settings.address), "", "Ctrl-C stops it."]
+    lines.append(f"  join    {_join_line(settings, keys)}")
+    if not is_loopback(settings.host) and certificate is None:
+        lines.append("  keys and prompts can be read on their way: --tls-cert and --tls-key")
+    wants_key = Role.INFERENCE not in keys.missing
+    if wants_key:
+        lines += ["", f"With an inference key in {OWN_KEY[Role.INFERENCE]}, try it:", ""]
+    else:
+        lines += ["", "Try it:", ""]
+    lines.append(curl_line(settings.address, certificate=certificate, wants_key=wants_key))
+    lines += ["", "Ctrl-C stops it."]
     return "\n".join(lines)
+
+
+def _join_line(settings: UpSettings, keys: Keys) -> str:
+    line = f"headrace agent --balancer {settings.agent_address}"
+    if settings.balancer.tls_cert is not None:
+        line += f" --tls-ca {shlex.quote(str(settings.balancer.tls_cert))}"
+    if Role.AGENT not in keys.missing:
+        line += " --key-file FILE"
+    return line
 
 
 @asynccontextmanager
@@ -283,7 +320,10 @@ async def _application(settings: UpSettings, *, ray_is_ours: bool) -> AsyncGener
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     if await asyncio.to_thread(_serve_runs):
         raise StartError("Ray Serve is in use already on the Ray that runs on this machine")
-    http_options = {"host": settings.host, "port": settings.port}
+    http_options: dict[str, Any] = {"host": settings.host, "port": settings.port}
+    if settings.balancer.tls_cert is not None:
+        http_options["ssl_certfile"] = str(settings.balancer.tls_cert)
+        http_options["ssl_keyfile"] = str(settings.balancer.tls_key)
     application = build(settings.balancer)
     try:
         try:
@@ -406,7 +446,7 @@ async def _wait_for_slots(
     loop = asyncio.get_running_loop()
     end = loop.time() + READY_TIMEOUT
     told: dict[str, float] = {}
-    async with httpx.AsyncClient(base_url=settings.address, trust_env=False) as client:
+    async with _open_client(settings) as client:
         while loop.time() < end:
             for actor in actors:
                 problem = await _problem(actor)
@@ -423,6 +463,19 @@ async def _wait_for_slots(
                     end = loop.time() + READY_TIMEOUT
             await asyncio.sleep(POLL_INTERVAL)
     raise StartError(f"no agent had a slot ready after {READY_TIMEOUT:g} s")
+
+
+def _open_client(settings: UpSettings) -> httpx.AsyncClient:
+    """For our own questions to the balancer."""
+    text = find_keys(settings.balancer.keys, {})
+    headers: dict[str, str] = {}
+    if text is not None and Role.MANAGEMENT not in read_keys(text).missing:
+        headers["authorization"] = f"Bearer {first_key(text, Role.MANAGEMENT)}"
+    certificate = settings.balancer.tls_cert
+    verify = True if certificate is None else pinned_context(certificate)
+    return httpx.AsyncClient(
+        base_url=settings.address, headers=headers, verify=verify, trust_env=False
+    )
 
 
 async def _ask(client: httpx.AsyncClient, route: str) -> dict[str, Any] | None:

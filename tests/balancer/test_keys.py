@@ -68,9 +68,9 @@ def test_a_role_without_a_key_is_open_and_is_named() -> None:
 
 
 def test_a_refusal_names_the_role_that_is_wanted_and_no_key() -> None:
-    with pytest.raises(RequestError, match="^this key is not one for management$"):
+    with pytest.raises(RequestError, match=r"^this key is not one for management$"):
         read_keys(FILE).check(SHOP, Role.MANAGEMENT)
-    with pytest.raises(RequestError, match="^this key is not known$"):
+    with pytest.raises(RequestError, match=r"^this key is not known$"):
         read_keys(FILE).check(SHOP[:-1], Role.MANAGEMENT)
     with pytest.raises(RequestError, match="a key for agent is needed"):
         read_keys(FILE).check(None, Role.AGENT)
