@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from balancer.app import create_app
 from balancer.balancer import Balancer
 from balancer.desired_state import BalancerDesiredState
+from balancer.keys import Keys, Role
 from balancer.limits import Limits
 from balancer.link import AgentListener
 from balancer.state_store import StoredState, open_store
@@ -90,7 +91,7 @@ class BalancerReplica:
             balancer_id=replica.replica_id.unique_id,
             address=address("ws" if settings.tls_cert is None else "wss", reachable(host), port),
             is_alone=replica.world_size == 1,
-            settings=supervisor_settings(settings),
+            settings=supervisor_settings(settings, self._keys),
         )
         self._beating = asyncio.create_task(self._beats.run())
 
@@ -122,11 +123,13 @@ class BalancerReplica:
         await self._listener.stop()
 
 
-def supervisor_settings(settings: BalancerSettings) -> SupervisorSettings:
+def supervisor_settings(settings: BalancerSettings, keys: Keys) -> SupervisorSettings:
     return SupervisorSettings(
         code=code_version(),
         engine=settings.engine,
-        key_file=None if settings.keys is None else str(settings.keys),
+        key_file=None
+        if settings.keys is None or Role.AGENT in keys.missing
+        else str(settings.keys),
         tls_pin=None if settings.tls_cert is None else str(settings.tls_cert),
     )
 

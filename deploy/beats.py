@@ -77,7 +77,7 @@ class Beats:
         agents stay, and are found by the next one.
         """
         with suppress(ValueError, RayError):
-            supervisor = await asyncio.to_thread(ray.get_actor, NAME, NAMESPACE)
+            supervisor: Any = await asyncio.to_thread(ray.get_actor, NAME, NAMESPACE)
             async with asyncio.timeout(ANSWER_TIMEOUT):
                 code: str = await supervisor.code.remote()
             if code == self._settings.code:

@@ -387,7 +387,7 @@ async def _end_fleets() -> None:
     from deploy.supervisor import NAME
 
     try:
-        supervisor = await asyncio.to_thread(ray.get_actor, NAME, NAMESPACE)
+        supervisor: Any = await asyncio.to_thread(ray.get_actor, NAME, NAMESPACE)
     except ValueError:
         return  # there were no fleets
     try:
