@@ -48,7 +48,7 @@ def create_app(
     openai = OpenAI(balancer, keep_alive=keep_alive)
     wishes = wishes or Wishes(balancer)
     management = Management(balancer, wishes)
-    fleets = FleetRoutes(balancer, wishes)
+    fleets = FleetRoutes(balancer, wishes, management.stream)
     refused = balancer.metrics.refuse
     plain = partial(_plain_errors, refused=refused)
     return Starlette(
@@ -111,6 +111,7 @@ def create_app(
             ),
             Route("/api/v1/agent/{agent_id}/status", plain(management.status)),
             Route("/api/v1/fleets", plain(fleets.all)),
+            Route("/api/v1/fleets/stream", fleets.all_stream),
             Route("/api/v1/fleets/{name}", plain(fleets.one)),
             Route("/api/v1/fleets/{name}", plain(fleets.put), methods=["PUT"]),
             Route("/api/v1/fleets/{name}", plain(fleets.delete), methods=["DELETE"]),

@@ -1,5 +1,6 @@
 """The routes of fleets: what is wanted of each, what is there, and why the two differ."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,6 +16,8 @@ from balancer.state_store import StoredState
 from balancer.wishes import Wishes
 from common.errors import ErrorCode, RequestError
 
+Stream = Callable[[Callable[[], dict[str, Any]]], Response]
+
 _names = TypeAdapter[str](FleetName)
 
 NO_REPORT = {
@@ -28,13 +31,17 @@ NO_REPORT = {
 
 
 class FleetRoutes:
-    def __init__(self, balancer: Balancer, wishes: Wishes) -> None:
+    def __init__(self, balancer: Balancer, wishes: Wishes, stream: Stream) -> None:
+        """``stream``: makes an answer of what changes."""
         self._balancer = balancer
+        self._stream = stream
         self._wishes = wishes
 
     async def all(self, _request: Request) -> Response:
-        fleets = {name: self._told(name) for name in self._balancer.fleets}
-        return json_answer({"fleets": fleets})
+        return json_answer(self._all())
+
+    async def all_stream(self, _request: Request) -> Response:
+        return self._stream(self._all)
 
     async def one(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -68,6 +75,9 @@ class FleetRoutes:
 
         await self._wishes.put(change)
         return Response(status_code=204)
+
+    def _all(self) -> dict[str, Any]:
+        return {"fleets": {name: self._told(name) for name in self._balancer.fleets}}
 
     def _told(self, name: str) -> dict[str, Any]:
         view = self._balancer.fleet_views.get(name)

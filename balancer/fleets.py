@@ -7,7 +7,7 @@ decided in ``fleet_plan``.
 from collections.abc import Mapping
 from typing import Annotated, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from balancer.desired_state import DesiredModel, Int, Strict, UInt, referred
 from common.models import (
@@ -23,7 +23,16 @@ MOST_FLEETS = 64
 MOST_AGENTS = 1024
 """Of one fleet."""
 
-FleetName: TypeAlias = Annotated[str, Field(pattern="^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
+
+def _no_route(name: str) -> str:
+    if name == "stream":
+        raise ValueError("this name is that of a route")
+    return name
+
+
+FleetName: TypeAlias = Annotated[
+    str, Field(pattern="^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"), AfterValidator(_no_route)
+]
 """Part of the names of its agents: ``NAME-1``, ``NAME-2`` ..."""
 
 NodeLabel: TypeAlias = Annotated[str, Field(min_length=1, max_length=63)]

@@ -48,13 +48,13 @@ class Management:
         return _json(self._agents())
 
     async def agents_stream(self, _request: Request) -> Response:
-        return self._stream(self._agents)
+        return self.stream(self._agents)
 
     async def buffered(self, _request: Request) -> Response:
         return _json(self._buffered())
 
     async def buffered_stream(self, _request: Request) -> Response:
-        return self._stream(self._buffered)
+        return self.stream(self._buffered)
 
     async def chat_template_override(self, request: Request) -> Response:
         template = self._agent(request).description.chat_template_override
@@ -116,7 +116,8 @@ class Management:
     def _buffered(self) -> dict[str, Any]:
         return {"buffered_requests_current": self._balancer.buffered}
 
-    def _stream(self, snapshot: Snapshot) -> Response:
+    def stream(self, snapshot: Snapshot) -> Response:
+        """The newest of these snapshots, whenever it is another one."""
         return ClosingStream(
             self._events(snapshot),
             media_type="text/event-stream",

@@ -43,14 +43,20 @@ def free_port() -> int:
 class Command:
     """A ``headrace`` command that runs, and all that it has started."""
 
-    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        program: tuple[str, ...] = (HEADRACE,),
+    ) -> None:
         """``environment``: what it has beside ours."""
         self.mark = f"HEADRACE_TEST={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         self.process = subprocess.Popen(
-            [HEADRACE, *arguments],
+            [*program, *arguments],
             # A Ray of its own.
             env={**os.environ, "RAY_ADDRESS": "local", **(environment or {}), name: value},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -88,6 +94,9 @@ class Command:
 
     def ended(self) -> int:
         """Wait for its end and all of its output; return its status."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         status = self.process.wait(STOP_TIMEOUT)
         self._reader.join(STOP_TIMEOUT)
         return status

@@ -79,7 +79,7 @@ async def test_a_deleted_fleet_is_gone_and_unknown_ones_are_404(
     assert (await client.delete("/api/v1/fleets/qwen")).status_code == 404
 
 
-@pytest.mark.parametrize("name", ["Qwen", "-a", "a_b", "a" * 41, "a.b"])
+@pytest.mark.parametrize("name", ["Qwen", "-a", "a_b", "a" * 41, "a.b", "stream"])
 async def test_bad_names_are_refused(client: httpx.AsyncClient, name: str) -> None:
     answer = await client.put(f"/api/v1/fleets/{name}", json=QWEN)
 
@@ -151,7 +151,7 @@ async def test_a_fleet_that_grows_is_waited_for_and_one_that_does_not_is_not() -
     balancer.want(with_fleet(balancer, max=2))
     agent = PlayedAgent(balancer, "qwen-1", fleet="qwen", model_names=("qwen",))
     running = ask(balancer, R3, Terms(model="qwen"))
-    report = FleetReport(wanted=2, seen=2, ready=1, starting=1, draining=0)
+    report = FleetReport(wanted=2, seen=2, ready=1, starting=1, draining=0, reason=None)
     balancer.supervised({"qwen": FleetView(report=report)}, leads=True)
     waiting = ask(balancer, R1, Terms(model="qwen"))
     await last_of(ask(balancer, R2, IMPATIENT))

@@ -1,0 +1,106 @@
+"""A Ray cluster of several nodes on this machine, with the product deployed on it."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from product import Command, free_port
+
+from deploy.up import RAY_ENVIRONMENT
+
+PROJECT = Path(__file__).parents[2]
+
+QUICK_LOSSES = {
+    # A dead node is noticed within about two seconds; by default it takes ten times as long.
+    "RAY_health_check_initial_delay_ms": "500",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+ENVIRONMENT = {
+    **RAY_ENVIRONMENT,
+    **QUICK_LOSSES,
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # all on loopback
+    "PYTHONPATH": str(PROJECT),
+}
+
+
+@dataclass
+class RayCluster:
+    """The nodes, and questions to the product on them."""
+
+    command: Command
+    port: int
+    client: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}",
+            timeout=120,
+            trust_env=False,
+            headers={"user-agent": "test"},
+        )
+
+    def do(self, name: str, **arguments: Any) -> Any:
+        """See ``cluster_host.Host``."""
+        assert self.command.process.stdin is not None
+        self.command.process.stdin.write(json.dumps({"do": name, **arguments}) + "\n")
+        self.command.process.stdin.flush()
+        told = json.loads(self.command.expect('{"'))
+        assert "error" not in told, told["error"]
+        return told["answer"]
+
+    def node_of(self, actor: str) -> str:
+        return next(each["node"] for each in self.do("actors") if each["name"] == actor)
+
+    def kill(self, kind: str) -> int:
+        """One of the processes of this class of actors, whichever; returns its number."""
+        pid = next(each["pid"] for each in self.do("actors") if kind in each["class"])
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def fleet(self, name: str) -> dict[str, Any]:
+        return self.client.get(f"/api/v1/fleets/{name}").raise_for_status().json()
+
+    def put_fleet(self, name: str, **fleet: Any) -> None:
+        self.client.put(f"/api/v1/fleets/{name}", json=fleet).raise_for_status()
+
+    def until_fleet(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Follow the fleet until this is true of it."""
+        with self.client.stream("GET", "/api/v1/fleets/stream") as response:
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    fleet = json.loads(line.removeprefix("data: "))["fleets"].get(name)
+                    if fleet is not None and condition(fleet):
+                        return fleet
+        raise AssertionError("the stream ended")
+
+
+@contextlib.contextmanager
+def start_cluster(environment: Mapping[str, str] | None = None) -> Generator[RayCluster]:
+    """One node that runs no agents; add others."""
+    port = free_port()
+    command = Command(
+        str(port),
+        program=(sys.executable, str(Path(__file__).parent / "cluster_host.py")),
+        environment={**ENVIRONMENT, **(environment or {})},
+    )
+    try:
+        command.expect('"ready"')
+        cluster = RayCluster(command, port)
+        with cluster.client:
+            yield cluster
+    finally:
+        try:
+            command.ended()
+        finally:
+            command.kill_the_rest()

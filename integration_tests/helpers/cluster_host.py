@@ -1,0 +1,94 @@
+"""A Ray cluster of several nodes on this machine, kept by this process: see ``cluster.py``.
+
+It reads commands from standard input and writes answers to standard output, a line of JSON each. It
+ends with its input, and all nodes with it.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+import ray as untyped_ray
+from ray import serve as untyped_serve
+from ray._private import state as untyped_state
+from ray.cluster_utils import Cluster
+
+from deploy.app import BalancerReplica, most_ongoing
+from deploy.settings import BalancerSettings
+from deploy.up import APPLICATION
+
+ray: Any = untyped_ray
+serve: Any = untyped_serve
+state: Any = untyped_state
+
+NODE = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
+
+
+class Host:
+    def __init__(self, http_port: int) -> None:
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **NODE})
+        self._nodes: dict[str, Any] = {}
+        ray.init(address=self._cluster.address, log_to_driver=False, namespace=APPLICATION)
+        serve.start(
+            proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": http_port}
+        )
+
+    def add(self, **options: Any) -> str:
+        node = self._cluster.add_node(**NODE, **options)
+        self._nodes[node.node_id] = node
+        return node.node_id
+
+    def kill_node(self, node: str) -> None:
+        self._cluster.remove_node(self._nodes.pop(node), allow_graceful=False)
+
+    def deploy(self, settings: dict[str, Any], replicas: int = 1, path: str | None = None) -> None:
+        """``path``: of another copy of the project; None: of this one."""
+        told = BalancerSettings.model_validate(settings)
+        environment = {"env_vars": {"PYTHONPATH": path}} if path else {}
+        replica: Any = BalancerReplica
+        application = replica.options(
+            num_replicas=replicas,
+            max_ongoing_requests=most_ongoing(told.limits),
+            ray_actor_options={"num_cpus": 0, "runtime_env": environment},
+        ).bind(told)
+        serve.run(application, name=APPLICATION, route_prefix="/")
+
+    def actors(self) -> list[dict[str, Any]]:
+        """Those that live: name, node and process."""
+        table: dict[str, dict[str, Any]] = state.actors()
+        return [
+            {
+                "name": each["Name"],
+                "class": each["ActorClassName"],
+                "node": each["Address"]["NodeID"],
+                "pid": each["Pid"],
+            }
+            for each in table.values()
+            if each["State"] == "ALIVE"
+        ]
+
+    def end(self) -> None:
+        serve.shutdown()
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Ray prints is no answer
+    host = Host(int(sys.argv[1]))
+    print(json.dumps("ready"), file=answers, flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        name = command.pop("do")
+        try:
+            answer = {"answer": getattr(host, name)(**command)}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+    host.end()
+
+
+if __name__ == "__main__":
+    main()
