@@ -22,6 +22,9 @@ class Admission:
     def is_idle(self) -> bool:
         return not self._holders
 
+    def holds(self, request_id: RequestId) -> bool:
+        return request_id in self._holders
+
     def admit(self, request_id: RequestId) -> bool:
         """Take a slot; False if there is none, then the caller must answer ``Busy``."""
         if self.draining or len(self._holders) >= self.slots or request_id in self._holders:

@@ -8,7 +8,7 @@ is loaded.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -44,6 +44,7 @@ from common.models import (
     LocalModel,
     ModelReference,
     NoModel,
+    Phase,
     UrlModel,
     names,
 )
@@ -71,8 +72,10 @@ class Models(Protocol):
         """What can be said beside a model that serves. Raises ``ModelError``."""
         ...
 
-    def load(self, setup: Setup, /) -> Engine:
-        """Called on the thread that will own the engine. Raises ``ModelError``."""
+    def load(self, setup: Setup, warms_up: Callable[[], None], /) -> Engine:
+        """Called on the thread that will own the engine. ``warms_up``: to be called when the weights
+        are there, and only a first pass is to be made yet. Raises ``ModelError``.
+        """
         ...
 
 
@@ -152,11 +155,20 @@ class ModelHost:
     def model_names(self) -> tuple[str, ...]:
         return () if self._running is None else tuple(names(self._running.setup.target.model))
 
+    @property
+    def phase(self) -> Phase:
+        """How far it is with what it is to serve; while the model is changed it has begun to serve."""
+        if self.preparer is not None or self._swap.is_swapping:
+            return Phase.READY
+        if self._running is None:
+            return Phase.DOWNLOAD
+        return Phase.WARM_UP if self._running.warms_up else Phase.LOAD
+
     def want(self, state: AgentDesiredState) -> None:
         self._carry_out(self._swap.want(state))
 
-    def turn(self, number: int) -> None:
-        self._carry_out(self._swap.turn(number))
+    def turn(self, number: int, link: Hashable) -> None:
+        self._carry_out(self._swap.turn(number, link))
 
     def idle(self) -> None:
         if effects := self._swap.idle():
@@ -293,6 +305,10 @@ class ModelHost:
         self._serve(preparer, target)
         self._carry_out(self._swap.loaded(_shortcomings(preparer, target)))
 
+    def warms_up(self, running: "_Running") -> None:
+        running.warms_up = True
+        self._owner.changed()
+
     def happened(self, running: "_Running", events: Sequence[Event]) -> None:
         if running is self._running:
             self._owner.happened(events)
@@ -362,7 +378,13 @@ class _Running:
         self, host: ModelHost, models: Models, setup: Setup, settings: LoopSettings
     ) -> None:
         self.setup = setup
-        self.loop = DecodeLoop(lambda: models.load(setup), self, settings)
+        self.warms_up = False
+        """The weights are there."""
+
+        def warms_up() -> None:
+            host.hand_over(host.warms_up, self)
+
+        self.loop = DecodeLoop(lambda: models.load(setup, warms_up), self, settings)
         self._host = host
 
     def loaded(self, engine: Engine, /) -> None:

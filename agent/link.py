@@ -1,4 +1,4 @@
-"""The agent's end of the link: dials the balancer, and dials again whenever the link is lost.
+"""The agent's end of a link: dials one balancer, and dials again whenever the link is lost.
 
 What the frames mean is the business of ``agent.service``; here they are only carried. One writer
 task owns each socket.
@@ -83,20 +83,20 @@ class GivenUpError(Exception):
 
 
 class Handler(Protocol):
-    """What the link needs to know of the agent."""
+    """What a link needs to know of the agent."""
 
-    def join(self) -> Join:
+    def join(self, link: "Link", /) -> Join:
         """A link has been made: the frame to begin with."""
         ...
 
-    def status(self) -> Status: ...
+    def status(self, link: "Link", /) -> Status: ...
 
     def description(self) -> Described: ...
 
-    def received(self, frame: ToAgent, /) -> None: ...
+    def received(self, link: "Link", frame: ToAgent, /) -> None: ...
 
-    def lost(self) -> None:
-        """The link is gone, and with it all requests that came over it."""
+    def lost(self, link: "Link", /) -> None:
+        """The link is gone, and with it all requests that came over it. It may be made again."""
         ...
 
 
@@ -115,6 +115,7 @@ class Link:
         self, url: str, handler: Handler, credentials: Credentials = NO_CREDENTIALS
     ) -> None:
         self._url = url
+        self.is_linked = False
         self._handler = handler
         self._options = credentials.options(url)
         self._steps: deque[Step] = deque()
@@ -122,6 +123,10 @@ class Link:
         self._description_changed = False
         self._closing = False
         self._wake = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        return self._url
 
     def send(self, step: Step) -> None:
         """Send soon, in order. What is not sent when the link is lost is dropped."""
@@ -183,6 +188,7 @@ class Link:
     async def _serve(self, socket: ClientConnection) -> None:
         """Carry frames until the link is closed or lost."""
         self._steps.clear()
+        self.is_linked = True
         try:
             async with asyncio.TaskGroup() as group:
                 writer = group.create_task(self._write(socket))
@@ -191,7 +197,8 @@ class Link:
         except* ConnectionClosed:
             pass
         finally:
-            self._handler.lost()
+            self.is_linked = False
+            self._handler.lost(self)
         log.info("link to %s ended: %s %s", self._url, socket.close_code, socket.close_reason)
         if socket.close_code == REFUSED:
             raise LinkRefusedError(socket.close_reason or "the balancer refuses this agent")
@@ -206,10 +213,10 @@ class Link:
                 log.warning("the balancer sent a frame that cannot be read: %s", error)
                 await socket.close(CloseCode.UNSUPPORTED_DATA, "unreadable frame")
                 return
-            self._handler.received(frame)
+            self._handler.received(self, frame)
 
     async def _write(self, socket: ClientConnection) -> None:
-        await socket.send(encode(self._handler.join()))
+        await socket.send(encode(self._handler.join(self)))
         self._status_changed = False
         self._description_changed = True
         while True:
@@ -224,7 +231,7 @@ class Link:
                 await socket.send(encode(self._handler.description()))
             if self._status_changed:
                 self._status_changed = False
-                await socket.send(encode(self._handler.status()))
+                await socket.send(encode(self._handler.status(self)))
             if self._closing:
                 await socket.close()
                 return

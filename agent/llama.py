@@ -9,7 +9,7 @@ other sequences at little cost.
 import ctypes
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -277,6 +277,7 @@ class LlamaEngine:
         image_batch_size: int = IMAGE_BATCH_SIZE,
         device: Device = CPU,
         attention: Attention = DEFAULT_ATTENTION,
+        warms_up: Callable[[], None] = lambda: None,
     ) -> None:
         """Load the model; takes seconds. Raises ``ModelError``.
 
@@ -284,7 +285,8 @@ class LlamaEngine:
         was trained for; 0: as many as that. ``cells``: tokens of all requests together, in the
         unified layout; None: as many as one may have. ``embedding_batch_size``: tokens of one
         document, and of those that are embedded together, at most. ``projector_path``: with it the
-        model sees images, each piece of which has ``image_batch_size`` tokens at most.
+        model sees images, each piece of which has ``image_batch_size`` tokens at most. ``warms_up``:
+        called when all is loaded, and only the first pass is to be made yet.
         """
         start_library()
         self._model: Any = _load(model_path, device)
@@ -328,6 +330,7 @@ class LlamaEngine:
             self._make_sampler = LlamaSamplers(
                 self._model, self.vocabulary, context=self.capacity.context, attach=attach
             ).make
+            warms_up()
             self._warm_up()
         except BaseException:
             self.close()

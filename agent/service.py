@@ -1,21 +1,26 @@
 """The agent as a whole: the model, the slots and the link, put together.
 
-Runs in one asyncio loop, in a Ray actor or a plain process alike. Its life: dial the balancer, load
-what it wants, serve; load something else when it wants that; ``drain``: take nothing new, finish
-what runs; then stop.
+Runs in one asyncio loop. Its life: dial the balancers, load what they want, serve; load something else
+when they want that; ``drain``: take nothing new, finish what runs; then stop.
+
+A request is of the link over which it came: what happens with it is told there, and the link's loss
+ends it. The slots are for all of them, first come first served.
 """
 
 import asyncio
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from time import monotonic
 
 from agent.admission import Admission
 from agent.host import ModelHost, Models
 from agent.link import NO_CREDENTIALS, Credentials, Link
+from agent.links import GOOD_BYE_TIMEOUT, Links
 from agent.loop import DEFAULTS, LoopSettings, Work
+from agent.phases import Phases
 from agent.prompt import Preparer
 from agent.swap import ModelSwap
 from common.errors import ErrorCode, RequestError
@@ -46,15 +51,12 @@ from common.messages import (
     Tokenized,
     Usage,
 )
-from common.models import Application
+from common.models import AgentDesiredState, Application, Phase
 
 log = logging.getLogger(__name__)
 
 STATUS_INTERVAL = 1.0
 """Seconds between two reports while there is work, so that a pass that hangs is seen to grow old."""
-
-GOOD_BYE_TIMEOUT = 2.0
-"""Seconds for the last frames and the thread's last pass when the agent stops."""
 
 
 class StalledError(Exception):
@@ -65,21 +67,25 @@ class Agent:
     def __init__(
         self,
         *,
-        balancer: str,
+        balancers: Iterable[str],
         name: str | None,
         labels: Sequence[str] = (),
+        fleet: str | None = None,
         models: Models,
         swap: ModelSwap,
         loop_settings: LoopSettings = DEFAULTS,
         credentials: Credentials = NO_CREDENTIALS,
+        started: float | None = None,
     ) -> None:
-        """``balancer``: the websocket address of its agent listener. ``labels``: what operators may
-        call this and other agents by.
+        """``balancers``: the websocket addresses of their agent listeners; see ``dial``. ``labels``:
+        what operators may call this and other agents by. ``fleet``: whose it is; None: nobody's.
+        ``started``: when its process was, by ``time.monotonic``; None: now.
 
         Must be made inside a running asyncio loop.
         """
         self._name = name
         self._labels = tuple(labels)
+        self._fleet = fleet
         self._agent_id = AgentId(uuid.uuid4().hex)
         self._version = 0
         self._figures = Figures()
@@ -89,8 +95,10 @@ class Agent:
         """Set with each change of what it is; for whoever waits for one, and clears it."""
         self.is_healthy = True
         """False: its model makes no progress any more, so that ``run`` ends, with an error."""
-        self._state_number = 0
-        """Of the newest wish that came over the present link."""
+        self._state: tuple[int, AgentDesiredState] | None = None
+        """The newest wish and its number; None: there has been no link since its loss."""
+        self._has_joined = False
+        self._phases = Phases(started=monotonic() if started is None else started)
         self._swap = swap
         self._host = ModelHost(models, swap, self, loop_settings)
         self._preparing: dict[RequestId, Future[Work]] = {}
@@ -101,15 +109,15 @@ class Agent:
         self._preparation = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prepare")
         # Encoding takes seconds on a CPU, and is done one image after the other.
         self._seeing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="see")
-        self._wanted: set[RequestId] = set()
-        """Requests that the present link asked for. What came over an earlier one is nobody's."""
+        self._askers: dict[RequestId, Link] = {}
+        """Over which link each request came. What came over a link that is lost is nobody's."""
         self._given_back: set[RequestId] = set()
         """Those of them that must go on elsewhere."""
         self._asyncio = asyncio.get_running_loop()
         self._idle = asyncio.Event()
         self._idle.set()
         self._over: asyncio.Future[None] = self._asyncio.create_future()
-        self._link = Link(balancer, self, credentials)
+        self._links = Links(balancers, self, credentials)
 
     @property
     def serves(self) -> bool:
@@ -119,26 +127,29 @@ class Agent:
     async def run(self) -> None:
         """Serve until ``stop`` or ``drain``, or until it cannot go on.
 
-        Raises ``LinkRefusedError`` if the balancer does not want this agent, ``StalledError`` if the
-        model's thread hangs. When it returns, the link is closed and the model freed, unless its
-        thread is still busy.
+        Raises ``LinkRefusedError`` if no balancer wants this agent, ``GivenUpError`` if one takes it
+        for dead, ``StalledError`` if the model's thread hangs. When it returns, the links are closed
+        and the model freed, unless its thread is still busy.
         """
-        link = asyncio.create_task(self._link.run())
+        self._links.start()
         reports = asyncio.create_task(self._look_and_report())
         try:
-            done, _ = await asyncio.wait({link, self._over}, return_when=asyncio.FIRST_COMPLETED)
-            for end in done:
-                end.result()
+            await asyncio.wait({self._over})
+            self._over.result()
         finally:
             reports.cancel()
-            self._link.close()
-            await asyncio.wait({link}, timeout=GOOD_BYE_TIMEOUT)
-            link.cancel()
-            await asyncio.gather(link, reports, return_exceptions=True)
+            await self._links.close()
+            await asyncio.gather(reports, return_exceptions=True)
             self._preparation.shutdown(wait=False, cancel_futures=True)
             self._seeing.shutdown(wait=False, cancel_futures=True)
             if not await self._host.stop(GOOD_BYE_TIMEOUT if self.is_healthy else 0.0):
                 log.warning("the model's thread is still busy; leaving it behind")
+
+    def dial(self, balancers: Iterable[str]) -> None:
+        """Keep links to these from now on. The link to one that is not among them is closed, and what
+        came over it ended; the others are not touched.
+        """
+        self._links.dial(balancers)
 
     async def drain(self, timeout: float) -> None:  # noqa: ASYNC109
         """Take nothing new, let what runs come to its end for ``timeout`` seconds, have the rest go on
@@ -158,39 +169,42 @@ class Agent:
         return self._idle.is_set()
 
     def stop(self) -> None:
-        """Make ``run`` return soon; the link's loss tells the balancer about what still runs."""
+        """Make ``run`` return soon; the links' loss tells the balancers about what still runs."""
         if not self._over.done():
             self._over.set_result(None)
 
-    # What the link asks and says
+    # What the links ask and say
 
-    def join(self) -> Join:
+    def join(self, link: Link, /) -> Join:
+        self._has_joined = True
+        self._note_phase()
         return Join(
             protocol=PROTOCOL,
             agent_id=self._agent_id,
             name=self._name,
-            status=self.status(),
+            status=self.status(link),
             labels=self._labels,
+            fleet=self._fleet,
         )
 
-    def status(self) -> Status:
+    def status(self, link: Link, /) -> Status:
         self._version += 1
         loop = self._host.loop
+        number = 0 if self._state is None else self._state[0]
         application = self._swap.application
         return Status(
             version=self._version,
             slots_desired=self._swap.choices.slots or 0,
             slots_total=self._admission.slots,
             slots_processing=self._admission.processing,
+            slots_elsewhere=self._admission.processing - self._slots_of(link),
             draining=self._admission.draining,
             leaving=self._leaves,
             swapping=self._swap.is_swapping,
             awaits_turn=self._swap.awaits_turn,
-            turn_taken=self._swap.turn_taken,
+            turn_taken=self._swap.turn_taken(link),
             application=application,
-            applied=self._state_number
-            if application is Application.APPLIED and self._swap.follows
-            else 0,
+            applied=number if application is Application.APPLIED and self._swap.follows else 0,
             model_path=self._host.model_path,
             model_names=self._host.model_names,
             output_format=self._host.output_format,
@@ -201,44 +215,77 @@ class Agent:
             figures=self._figures,
             step_age=None if loop is None else loop.step_age,
             step_limit=None if loop is None else loop.step_limit,
+            phase=self._phases.phase,
+            phases=self._phases.seconds,
+        )
+
+    def _slots_of(self, link: Link) -> int:
+        """Slots that its requests hold."""
+        return sum(
+            asker is link and self._admission.holds(request_id)
+            for request_id, asker in self._askers.items()
         )
 
     def description(self) -> Described:
         return self._host.description
 
-    def received(self, frame: ToAgent, /) -> None:
+    def received(self, link: Link, frame: ToAgent, /) -> None:
         match frame:
             case Generate(request_id=request_id) | Embed(request_id=request_id):
-                if request_id in self._wanted:
+                asker = self._askers.get(request_id)
+                if asker is link:
                     return  # repeated
                 preparer = self._host.preparer
-                if preparer is None or not self._admission.admit(request_id):
-                    self._link.send(Step((Busy(request_id),)))
+                if (
+                    preparer is None
+                    or asker is not None  # what goes by this name is another's
+                    or not self._admission.admit(request_id)
+                ):
+                    link.send(Step((Busy(request_id),)))
                     return
                 self._idle.clear()
-                self._wanted.add(request_id)
-                self._link.status_changed()
+                self._askers[request_id] = link
+                self._status_changed()
                 self._prepare(preparer, frame)
             case Tokenize(request_id=request_id) | Detokenize(request_id):
-                if request_id not in self._wanted:
+                asker = self._askers.get(request_id)
+                if asker is None:
+                    self._askers[request_id] = link
                     self._consult(frame)
+                elif asker is not link:
+                    message = "a request of another balancer goes by this name"
+                    link.send(Step((Failed(request_id, ErrorCode.INTERNAL_ERROR, message),)))
             case Cancel(request_id):
-                self._cancel(request_id)
+                if self._askers.get(request_id) is link:
+                    self._cancel(request_id)
             case SetState(number, state):
-                self._state_number = number
-                self._host.want(state)
+                self._want(number, state)
             case Swap(turn):
-                self._host.turn(turn)
+                self._host.turn(turn, link)
                 self._tell_if_idle()
 
-    def lost(self) -> None:
-        self._swap.link_lost()
-        self._state_number = 0
-        for request_id in tuple(self._wanted):
+    def _want(self, number: int, state: AgentDesiredState) -> None:
+        """The newest wish counts, whoever tells it first. Told again it is nothing new: a model that
+        has been given up would be tried again for each balancer that comes.
+        """
+        if self._state is None or (number >= self._state[0] and (number, state) != self._state):
+            self._state = number, state
+            self._host.want(state)
+
+    def lost(self, link: Link, /) -> None:
+        self._swap.link_lost(link)
+        if not self._links.is_linked:
+            self._state = None  # the next balancer may have forgotten what was wanted
+        lost = [request_id for request_id, asker in self._askers.items() if asker is link]
+        for request_id in lost:
+            del self._askers[request_id]
+            self._given_back.discard(request_id)
+        for request_id in lost:
             self._cancel(request_id)
-        self._wanted.clear()
-        self._given_back.clear()
-        self._consulting.clear()
+
+    def failed(self, error: BaseException, /) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
 
     # What the model says
 
@@ -246,30 +293,42 @@ class Agent:
         self.has_changed.set()
         self._admission.slots = self._host.slots
         self._admission.draining = self._leaves or self._swap.is_swapping or not self.is_healthy
-        self._link.status_changed()
+        self._note_phase()
+        self._status_changed()
 
     def described(self) -> None:
-        self._link.description_changed()
+        for link in self._links:
+            link.description_changed()
 
     def happened(self, events: Sequence[Event], /) -> None:
         self._tell(events)
 
     def give_back(self) -> None:
         # What only takes the vocabulary is over in no time, and no other agent is asked for it.
-        for request_id in self._wanted - self._consulting.keys():
+        for request_id in self._askers.keys() - self._consulting.keys():
             self._given_back.add(request_id)
             self._cancel(request_id)
 
     def measured(self, figures: Figures, /) -> None:
         self._figures = figures
-        self._link.status_changed()
+        self._status_changed()
 
     def broke_down(self, error: BaseException, /) -> None:
         self.changed()
-        if not self._over.done():
-            self._over.set_exception(error)
+        self.failed(error)
 
     # What follows from it
+
+    def _status_changed(self) -> None:
+        for link in self._links:
+            link.status_changed()
+
+    def _note_phase(self) -> None:
+        if self._leaves:
+            phase = Phase.DRAINING
+        else:
+            phase = self._host.phase if self._has_joined else Phase.PROCESS
+        self._phases.enter(phase, now=monotonic())
 
     async def _look_and_report(self) -> None:
         while True:
@@ -278,7 +337,7 @@ class Agent:
             if loop is not None and loop.look():
                 self._stalled(StalledError("the model makes no progress any more"))
             if not self._idle.is_set():
-                self._link.status_changed()
+                self._status_changed()
 
     def _stalled(self, error: StalledError) -> None:
         if self.is_healthy:
@@ -290,7 +349,7 @@ class Agent:
         request_id = request.request_id
         threads = self._seeing if _has_images(request) else self._preparation
         future: Future[Work] = threads.submit(
-            preparer.prepare, request, lambda: request_id in self._wanted
+            preparer.prepare, request, lambda: request_id in self._askers
         )
         self._preparing[request_id] = future
         self._preparations += 1
@@ -301,7 +360,6 @@ class Agent:
     def _consult(self, request: Tokenize | Detokenize) -> None:
         """It needs the model's vocabulary only, so it waits for no slot."""
         request_id = request.request_id
-        self._wanted.add(request_id)
         preparer = self._host.preparer
         if preparer is None:
             message = "the agent has no model at the moment"
@@ -359,19 +417,27 @@ class Agent:
             self._tell([Finished(request_id, FinishReason.CANCELLED, Usage())])
 
     def _tell(self, events: Sequence[Event]) -> None:
-        """Send what the present link asked for, and free the slots of what is over."""
-        told = tuple(
-            self._as_given_back(event) for event in events if event.request_id in self._wanted
-        )
-        if told:
-            self._link.send(Step(told))
+        """Send each link what it asked for, and free the slots of what is over."""
+        told: dict[Link, list[Event]] = {}
+        for event in events:
+            if (asker := self._askers.get(event.request_id)) is not None:
+                told.setdefault(asker, []).append(self._as_given_back(event))
         over = [event.request_id for event in events if isinstance(event, LastEvent)]
+        for request_id in over:
+            self._admission.release(request_id)
+            self._askers.pop(request_id, None)
+            self._given_back.discard(request_id)
         if over:
-            for request_id in over:
-                self._admission.release(request_id)
-                self._wanted.discard(request_id)
-                self._given_back.discard(request_id)
-            self._link.status_changed()
+            # Before the asker hears of it: else it would always be the first to know of a free slot,
+            # and fill it again, while the other balancers' requests wait.
+            for link in self._links:
+                if link not in told:
+                    link.status_changed()
+        for link, its in told.items():
+            link.send(Step(tuple(its)))
+            if over:
+                link.status_changed()
+        if over:
             self._tell_if_idle()
 
     def _as_given_back(self, event: Event) -> Event:

@@ -20,6 +20,7 @@ wanted last is what is tried next.
 """
 
 import enum
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -161,14 +162,14 @@ class ModelSwap:
         """What is to be loaded in place of it; None: nothing."""
         self._loads = 0
         """Of the next model, in this turn."""
-        self._turn: int | None = None
+        self._turn: tuple[int, Hashable | None] | None = None
+        """Its number, and the link that gave it, if that is not lost."""
+        self._turns_taken: dict[Hashable, int] = {}
         self._failures = 0
         self._failed: tuple[AgentIssue, ...] = ()
         self._stuck = False
         self._shortcomings: tuple[AgentIssue, ...] = ()
         """Of what is loaded: it serves, but not all."""
-        self.turn_taken = 0
-        """The newest turn that is over."""
 
     # What the status says
 
@@ -181,6 +182,10 @@ class ModelSwap:
     @property
     def awaits_turn(self) -> bool:
         return self._phase is _Phase.AWAITING_TURN
+
+    def turn_taken(self, link: Hashable) -> int:
+        """The newest turn that this link gave and that is over; 0: none."""
+        return self._turns_taken.get(link, 0)
 
     @property
     def follows(self) -> bool:
@@ -238,20 +243,23 @@ class ModelSwap:
             return []
         return self._fail(issue, tries_again=not is_final)
 
-    def turn(self, number: int) -> list[Effect]:
-        """It is ours now: nothing new is taken on. Tell ``idle`` when nothing runs, perhaps at once."""
+    def turn(self, number: int, link: Hashable) -> list[Effect]:
+        """It is ours now: nothing new is taken on. Tell ``idle`` when nothing runs, perhaps at once.
+
+        ``link``: over which it came. Each balancer counts turns for itself.
+        """
         if self._phase is not _Phase.AWAITING_TURN:
-            self.turn_taken = max(self.turn_taken, number)
+            self._turns_taken[link] = max(self.turn_taken(link), number)
             return []
-        self._turn = number
+        self._turn = number, link
         self._phase = _Phase.DRAINING
         return [LimitDrain(self._longest_drain)]
 
-    def link_lost(self) -> None:
-        """Turns are of one link. What has begun goes on."""
-        self.turn_taken = 0
-        if self._turn is not None:
-            self._turn = 0
+    def link_lost(self, link: Hashable) -> None:
+        """Its turns are forgotten, and told to nobody. What has begun goes on."""
+        self._turns_taken.pop(link, None)
+        if self._turn is not None and self._turn[1] == link:
+            self._turn = 0, None
 
     def drained_long_enough(self) -> list[Effect]:
         return [GiveBack()] if self._phase is _Phase.DRAINING else []
@@ -373,7 +381,9 @@ class ModelSwap:
 
     def _end_turn(self) -> None:
         if self._turn is not None:
-            self.turn_taken = self._turn
+            number, link = self._turn
+            if link is not None:
+                self._turns_taken[link] = number
             self._turn = None
 
 

@@ -504,6 +504,7 @@ class Balancer:
             self._dispatcher.report(
                 agent_id,
                 slots=status.slots_total,
+                elsewhere=status.slots_elsewhere,
                 draining=status.draining,
                 swapping=status.swapping,
                 models=frozenset(status.model_names),

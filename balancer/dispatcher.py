@@ -190,15 +190,18 @@ class Dispatcher:
         agent_id: AgentId,
         *,
         slots: int,
+        elsewhere: int = 0,
         draining: bool = False,
         swapping: bool = False,
         models: frozenset[str] = frozenset(),
         fingerprint: str = "",
         now: float,
     ) -> list[Effect]:
+        """``elsewhere``: slots that requests have which did not come from here."""
         self._pool.report(
             agent_id,
             slots=slots,
+            elsewhere=elsewhere,
             draining=draining,
             swapping=swapping,
             models=models,

@@ -11,5 +11,5 @@ class Policy(Protocol):
 
 
 def least_busy(available: Sequence[Agent], /) -> Agent:
-    """The agent with the smallest part of its slots bound; ties go to the one that joined first."""
-    return min(available, key=lambda agent: len(agent.bound) / agent.slots)
+    """The agent with the smallest part of its slots taken; ties go to the one that joined first."""
+    return min(available, key=lambda agent: agent.taken_slots / agent.slots)

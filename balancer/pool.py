@@ -1,8 +1,9 @@
 """The agents that are here, and which request is bound to which of their slots. No I/O here.
 
 The agent owns its slots. What stands here is what the balancer has bound itself, which no report
-can change, so stale reports do no harm; an agent that has fewer free slots than we believe says
-``Busy``, and then it is left alone until it reports again.
+can change, and how many slots others had taken by the newest report. That may be out of date, which
+does no harm: an agent that has fewer free slots than we believe says ``Busy``, and then it is left
+alone until it reports again; one that has more says so at once.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from common.ids import AgentId, RequestId
 class Agent:
     agent_id: AgentId
     slots: int
+    elsewhere: int = 0
+    """Slots that requests of other balancers had when it last reported; never ours."""
     draining: bool = False
     swapping: bool = False
     """It will serve again as soon as it has its next model."""
@@ -26,10 +29,15 @@ class Agent:
     bound: set[RequestId] = field(default_factory=set[RequestId])
 
     @property
+    def taken_slots(self) -> int:
+        """As far as we know. May be more than there are, for a moment."""
+        return len(self.bound) + self.elsewhere
+
+    @property
     def free_slots(self) -> int:
         if self.draining or self.refused:
             return 0
-        return max(0, self.slots - len(self.bound))
+        return max(0, self.slots - self.taken_slots)
 
     def serves(self, model: str | None, kin: str | None = None) -> bool:
         """``kin``: the fingerprint that it must have; None: any."""
@@ -52,6 +60,7 @@ class AgentPool:
         agent_id: AgentId,
         *,
         slots: int,
+        elsewhere: int,
         draining: bool,
         swapping: bool,
         models: frozenset[str],
@@ -59,6 +68,7 @@ class AgentPool:
     ) -> None:
         agent = self._agents[agent_id]
         agent.slots = slots
+        agent.elsewhere = elsewhere
         agent.models = models
         agent.draining = draining
         agent.swapping = swapping
@@ -88,7 +98,7 @@ class AgentPool:
     def release(self, agent_id: AgentId, request_id: RequestId) -> None:
         agent = self._agents[agent_id]
         agent.bound.remove(request_id)
-        agent.refused = False  # a slot has become free for certain
+        agent.refused = False  # a slot has become free, if nobody else has taken it already
 
     def refuse(self, agent_id: AgentId, request_id: RequestId) -> None:
         """The agent did not take the request that was bound to it."""

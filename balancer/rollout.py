@@ -6,6 +6,9 @@ else is changing. Events in as method calls, effects out. No I/O here.
 An agent that is lost while it changes may have been killed by the new model. If nobody has shown yet
 that it works, the others keep theirs until somebody does, the lost agent is back, or the operator
 says again what is wanted.
+
+Of several balancers one leads, and only that one gives turns; the others follow what happens, so that
+each can take over.
 """
 
 from dataclasses import dataclass
@@ -31,16 +34,21 @@ class Rollout:
         self._agents: dict[AgentId, _Agent] = {}
         self._turns = 0
         self._wish = 0
+        self._leads = True
         self._works = False
         """Has somebody applied the newest wish?"""
         self._holder: AgentId | None = None
         """Whose turn, the latest one, is not over."""
         self.halted_by: AgentId | None = None
         """Who was lost while it changed its model."""
-        self._leads = True
 
     def lead(self, leads: bool) -> list[GiveTurn]:
-        """Of several balancers only one gives turns."""
+        """Whether this balancer gives the turns from now on. At first it does.
+
+        A turn that was given before and is not over is waited for: our own by its number, another
+        balancer's once the agent says that it changes. One that was given just before its giver was
+        lost is not known, so let some time pass before another one leads.
+        """
         self._leads = leads
         return self._next()
 

@@ -513,6 +513,8 @@ class Status(Frame, frozen=True, kw_only=True):
     slots_total: Count
     """0 until the model is loaded."""
     slots_processing: Count
+    slots_elsewhere: Count = 0
+    """Those of them whose requests did not come over this link."""
     draining: bool = False
     """No new requests, please; those that run will be finished."""
     leaving: bool = False
@@ -521,7 +523,7 @@ class Status(Frame, frozen=True, kw_only=True):
     """It will serve again as soon as it has another model, or this one anew."""
     awaits_turn: bool = False
     turn_taken: int = 0
-    """The newest turn that is over."""
+    """The newest turn that came over this link and is over."""
     application: Application = Application.FRESH
     applied: int = 0
     """The number of the state that is served; 0: none, or a model that is not the others'."""
@@ -540,9 +542,9 @@ class Status(Frame, frozen=True, kw_only=True):
     """What ``step_age`` may be at most, unless the agent hangs."""
     fingerprint: str = ""
     """Agents that have the same one can go on with each other's answers; empty: nobody can."""
-    phase: Phase = Phase.READY
-    phases: dict[Phase, float] = msgspec.field(default_factory=dict)
-    """Seconds that those that are over have taken, since its process was started."""
+    phase: Phase = Phase.PROCESS
+    phases: dict[Phase, float] = msgspec.field(default_factory=dict[Phase, float])
+    """Of its start, those that are over, in seconds."""
 
 
 class Join(Frame, frozen=True, kw_only=True):
@@ -575,7 +577,9 @@ class Described(Frame, frozen=True):
 
 class SetState(Frame, frozen=True):
     number: int
-    """Of this wish; told back once it is applied."""
+    """Of this wish, the same from every balancer, and greater the newer it is; told back once it is
+    applied.
+    """
     state: AgentDesiredState
 
 

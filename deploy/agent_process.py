@@ -20,7 +20,7 @@ import msgspec
 from agent.service import Agent, StalledError
 from common.errors import HeadraceError
 from deploy.agents import make_agent
-from deploy.keeping import Beat, Command, Drain, Over, Report, Stop
+from deploy.keeping import Beat, Command, Dial, Drain, Over, Report, Stop
 from deploy.machine import LOG_FORMAT, stop_signals
 from deploy.settings import AgentSettings, from_line
 
@@ -85,6 +85,8 @@ async def _live(
 
     def obey(command: Command) -> None:
         match command:
+            case Dial(addresses):
+                agent.dial(addresses)
             case Drain(seconds):
                 drains.add(asyncio.create_task(agent.drain(seconds)))
             case Stop():

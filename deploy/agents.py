@@ -25,7 +25,7 @@ from common.models import (
 )
 from deploy.access import own_key
 from deploy.attempts import Attempts
-from deploy.machine import default_threads, usable_cores
+from deploy.machine import default_threads, process_age, usable_cores
 from deploy.settings import AgentSettings, EngineKind
 from deploy.tls import client_context, pinned_context
 
@@ -45,9 +45,10 @@ def make_agent(settings: AgentSettings) -> Agent:
     """
     is_echo = settings.engine is EngineKind.ECHO
     return Agent(
-        balancer=settings.balancer,
+        balancers=settings.balancers,
         name=settings.name,
         labels=settings.labels,
+        fleet=settings.fleet,
         models=EchoModels(settings) if is_echo else LlamaModels(settings),
         swap=ModelSwap(
             own=settings.choices, pinned=LocalModel("echo") if is_echo else settings.pinned
@@ -56,6 +57,7 @@ def make_agent(settings: AgentSettings) -> Agent:
             longest_gap=settings.longest_gap, cache_tokens=settings.cache_tokens
         ),
         credentials=credentials(settings, os.environ),
+        started=time.monotonic() - process_age(),
     )
 
 
@@ -89,7 +91,7 @@ class EchoModels:
     def check(self, setup: Setup, /) -> None:
         pass
 
-    def load(self, setup: Setup, /) -> Engine:
+    def load(self, setup: Setup, warms_up: Callable[[], None], /) -> Engine:
         choices = setup.target.choices
         context = choices.context_size or ECHO_CONTEXT
         return PacedEcho(
@@ -120,7 +122,7 @@ class LlamaModels:
         self._settings = settings
         cache = default_cache(os.environ)
         self._files = ModelFiles(cache=cache)
-        self._attempts = Attempts(cache / "loading", f"{settings.balancer} {settings.name}")
+        self._attempts = Attempts(cache / "loading", _identity(settings))
 
     def find(
         self,
@@ -141,11 +143,11 @@ class LlamaModels:
             check_projector(setup.projection_path)
         self._attempts.check(repr(setup))
 
-    def load(self, setup: Setup, /) -> Engine:
+    def load(self, setup: Setup, warms_up: Callable[[], None], /) -> Engine:
         with self._attempts.noted(repr(setup)):
-            return self._load(setup)
+            return self._load(setup, warms_up)
 
-    def _load(self, setup: Setup) -> Engine:
+    def _load(self, setup: Setup, warms_up: Callable[[], None]) -> Engine:
         from agent.llama import (
             DEFAULT_CONTEXT,
             EMBEDDING_BATCH_SIZE,
@@ -180,4 +182,14 @@ class LlamaModels:
                 k_cache=choices.k_cache_dtype or CacheType.F16,
                 v_cache=choices.v_cache_dtype or CacheType.F16,
             ),
+            warms_up=warms_up,
         )
+
+
+def _identity(settings: AgentSettings) -> str:
+    """The same at each start of this agent, and no other's on this machine. The balancers' addresses
+    change in a cluster, where the names of a fleet's agents are unique; those of others need not be.
+    """
+    if settings.fleet is not None:
+        return f"fleet {settings.fleet} {settings.name}"
+    return f"{' '.join(sorted(settings.balancers))} {settings.name}"

@@ -91,6 +91,8 @@ from deploy.settings import (
 )
 from deploy.status import show_status
 
+OWN_BALANCER = f"ws://127.0.0.1:{AGENT_PORT}"
+
 app = typer.Typer(
     help="A distributed load balancer for LLM inference.",
     no_args_is_help=True,
@@ -209,7 +211,7 @@ def up(
     )
     settings = [
         agent_settings(
-            address("ws" if tls_cert is None else "wss", host, agent_port),
+            [address("ws" if tls_cert is None else "wss", host, agent_port)],
             name=name,
             choices=choices,
             kv_layout=kv_layout,
@@ -275,11 +277,13 @@ def up(
 @app.command()
 def agent(
     balancer: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
-            "--balancer", help="Where to dial in: ws://HOST:PORT, or over TLS wss://HOST:PORT."
+            "--balancer",
+            help="Where to dial in: ws://HOST:PORT, or over TLS wss://HOST:PORT; may be repeated. "
+            f"Default: {OWN_BALANCER}.",
         ),
-    ] = f"ws://127.0.0.1:{AGENT_PORT}",
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -309,12 +313,14 @@ def agent(
     tls_ca: TlsAuthorities = None,
 ) -> None:
     """Join a balancer with an agent, without Ray. Ctrl-C drains it."""
-    check_balancer(balancer)
+    balancers = balancer or [OWN_BALANCER]
+    for each in balancers:
+        check_balancer(each)
     check_own_key(Role.AGENT, key_file)
     if tls_ca is not None:
         check_authorities(tls_ca)
     settings = agent_settings(
-        balancer,
+        balancers,
         name=check_name(name or socket.gethostname(), "--name"),
         labels=tuple(check_name(each, "--label") for each in label or ()),
         pinned=None if model is None else check_model(model),

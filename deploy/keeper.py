@@ -11,14 +11,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NoReturn
 
 import msgspec
 
 from common.errors import HeadraceError
-from deploy.keeping import Beat, Command, Drain, Over, Report, Restarts, Silence, Stop
+from deploy.keeping import Beat, Command, Dial, Drain, Over, Report, Restarts, Silence, Stop
 from deploy.machine import LOG_FORMAT, stop_signals
 
 AGENT = "deploy.agent_process"
@@ -46,7 +46,7 @@ class Keeper:
     def __init__(
         self, settings: bytes, *, process_group: int | None = None, module: str = AGENT
     ) -> None:
-        """``settings``: one line of JSON. ``process_group``: as ``subprocess.Popen`` takes it; 0: the
+        """``settings``: one line of JSON, an object. ``process_group``: as ``subprocess.Popen`` takes it; 0: the
         agent has one of its own, so that a terminal's Ctrl-C reaches the keeper only.
 
         Linux ends the agent with the thread that started it: ``run`` must be awaited on one that
@@ -55,6 +55,8 @@ class Keeper:
         # Without -P a folder that happens to be called like a package of ours would be taken for it.
         self._arguments = [sys.executable, "-P", "-m", module]
         self._settings = settings
+        self._addresses: tuple[str, ...] | None = None
+        """Of the balancers; None: as the settings say."""
         self._group = process_group
         self._restarts = Restarts()
         self._silence = Silence()
@@ -96,6 +98,14 @@ class Keeper:
             if self._limit is not None:
                 self._limit.cancel()
 
+    def dial(self, addresses: Iterable[str]) -> None:
+        """Have the agent keep links to these balancers and to no others, also when its process is
+        started again.
+        """
+        before, self._addresses = self._addresses, tuple(addresses)
+        if self._process is not None and self._addresses != before:
+            self._send(msgspec.json.encode(Dial(self._addresses)))
+
     def drain(self, seconds: float) -> None:
         """Have the agent take nothing new and finish what runs; ``run`` returns soon after
         ``seconds`` at the latest.
@@ -123,7 +133,9 @@ class Keeper:
         finally:
             os.close(writing)
         self._output = asyncio.StreamReader()
-        self._send(self._settings)
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        self._send(self._present_settings)
         protocol = asyncio.StreamReaderProtocol(self._output)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: protocol, os.fdopen(reading, "rb")
@@ -140,6 +152,14 @@ class Keeper:
             assert process.stdin is not None
             process.stdin.close()
             self._process = None
+
+    @property
+    def _present_settings(self) -> bytes:
+        if self._addresses is None:
+            return self._settings
+        settings = msgspec.json.decode(self._settings, type=dict[str, msgspec.Raw])
+        balancers = msgspec.Raw(msgspec.json.encode(self._addresses))
+        return msgspec.json.encode({**settings, "balancers": balancers})
 
     def _start(self, pipe: int) -> "subprocess.Popen[bytes]":
         """On the thread that calls: see the class."""
@@ -184,11 +204,15 @@ class Keeper:
             self._kill()  # it could not listen yet, and has nothing to finish
 
     def _send(self, line: bytes) -> None:
-        """Few and short: the pipe has room for them, whether they are read or not."""
+        """Few and short: the pipe has room for them, unless the process reads none for very long."""
         assert self._process is not None
         assert self._process.stdin is not None
+        line += b"\n"
         with suppress(BrokenPipeError):
-            self._process.stdin.write(line + b"\n")
+            if self._process.stdin.write(line) != len(line):
+                self._over = Over("it does not read what it is told", is_final=False)
+                log.error("the agent does not read what it is told and is killed")
+                self._kill()
 
     def _kill(self) -> None:
         if self._process is not None and self._output is not None:

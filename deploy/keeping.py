@@ -54,11 +54,17 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     seconds: float
 
 
+class Dial(msgspec.Struct, frozen=True, tag=True):
+    """Keep links to the balancers at these addresses, and to no others."""
+
+    addresses: tuple[str, ...]
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End now."""
 
 
-Command: TypeAlias = Drain | Stop
+Command: TypeAlias = Dial | Drain | Stop
 """What a keeper tells its agent's process, a line of JSON each."""
 
 

@@ -4,11 +4,16 @@ import ipaddress
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Linux control group, version 2: ``<quota> <period>`` in microseconds, or ``max <period>``."""
 
+
+STAT = Path("/proc/self/stat")
+
+_imported = time.monotonic()
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -26,6 +31,17 @@ def default_threads(cores: int) -> int:
     any other process (Ray, the balancer, a client) that takes a core for a moment stops them all.
     """
     return max(1, cores - 1)
+
+
+def process_age() -> float:
+    """Seconds since this process was started; where Linux does not tell, since it imported this."""
+    try:
+        # The name of the command comes second, and may have blanks; the start is the 22nd field.
+        ticks = int(STAT.read_text().rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.monotonic() - _imported
+    return max(0.0, age)
 
 
 def why_not_listen(host: str, port: int) -> str | None:

@@ -7,6 +7,7 @@ import ipaddress
 import math
 import os
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -211,7 +212,7 @@ def finite(value: float | None) -> float | None:
 
 
 def agent_settings(
-    balancer: str,
+    balancers: Sequence[str],
     *,
     name: str,
     labels: tuple[str, ...] = (),
@@ -231,7 +232,7 @@ def agent_settings(
             "the separate layout has its own number of cells", param_hint="'--kv-cells'"
         )
     return AgentSettings(
-        balancer=balancer,
+        balancers=tuple(balancers),
         name=name,
         labels=labels,
         engine=engine,

@@ -27,14 +27,16 @@ class EngineKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    balancer: str
-    """The websocket address of the balancer's agent listener."""
+    balancers: tuple[str, ...]
+    """The websocket addresses of the balancers' agent listeners."""
     name: str | None
     engine: EngineKind
     choices: EngineChoices
     """What this agent was told; the rest is as the balancer says."""
     labels: tuple[str, ...] = ()
     """What overrides may call it by."""
+    fleet: str | None = None
+    """Whose it is; None: it was started by hand."""
     pinned: ModelReference | None = None
     """The model that it runs whatever the others run; None: that of the desired state."""
     kv_layout: KvLayout = KvLayout.UNIFIED

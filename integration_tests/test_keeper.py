@@ -297,7 +297,7 @@ async def test_a_keeper_that_is_stopped_in_the_pause_before_a_start_ends(
 ) -> None:
     """It has heard of the process that ended, and there is none to be told."""
     with_helpers(monkeypatch)
-    settings = AgentSettings("no address", "kept", EngineKind.ECHO, EngineChoices(slots=2))
+    settings = AgentSettings(("no address",), "kept", EngineKind.ECHO, EngineChoices(slots=2))
     keeper = Keeper(to_line(settings), module="ends_badly")
     said: list[str] = []
 

@@ -26,7 +26,7 @@ class HangingEngine(EchoEngine):
 
 def make_hanging(settings: AgentSettings) -> Agent:
     return Agent(
-        balancer=settings.balancer,
+        balancers=settings.balancers,
         name=settings.name,
         models=OneModel(HangingEngine(slots=2, context=256)),
         swap=ModelSwap(own=settings.choices, pinned=LocalModel("hanging")),

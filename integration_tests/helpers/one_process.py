@@ -122,7 +122,7 @@ class Whole:
         """One that is linked and has its slots. ``port``: where it dials in, if not directly."""
         slots = engine.capacity.slots
         agent = Agent(
-            balancer=f"ws://127.0.0.1:{port or self.agent_port}",
+            balancers=[f"ws://127.0.0.1:{port or self.agent_port}"],
             name=name,
             models=OneModel(engine),
             swap=ModelSwap(own=EngineChoices(slots=slots), pinned=LocalModel("held")),

@@ -34,7 +34,7 @@ def models(engine: HeldEngine) -> PlayedModels:
 async def running(
     balancer: PlayedBalancer, engine: HeldEngine, models: PlayedModels
 ) -> AsyncGenerator[RunningAgent]:
-    running = RunningAgent(await balancer.start(), models)
+    running = RunningAgent(await balancer.start(), models=models)
     yield running
     engine.open()
     running.agent.stop()

@@ -64,6 +64,8 @@ from common.models import (
 SLOTS = 2
 ECHO = LocalModel("/models/echo.gguf")
 WANTED = AgentDesiredState(model=ECHO)
+NEWEST = 2**40
+"""No balancer names a greater number before the end."""
 MARK, LAST = RequestId("mark"), RequestId("last")
 REQUESTS = [RequestId(f"r{n}") for n in range(4)]
 
@@ -91,6 +93,11 @@ def _detokenize(request_id: RequestId) -> Detokenize:
     return Detokenize(request_id, (TokenId(97),))
 
 
+def _older(frame: ToAgent) -> ToAgent:
+    """So that there can be a wish that is newer than all of them."""
+    return replace(frame, number=frame.number % NEWEST) if isinstance(frame, SetState) else frame
+
+
 def _about(frame: ToAgent, request_id: RequestId) -> ToAgent:
     match frame:
         case SetState() | Swap():
@@ -107,8 +114,9 @@ plausible: st.SearchStrategy[ToAgent] = st.one_of(
     st.builds(Swap, st.integers(0, 4)),
     st.just(SetState(1, WANTED)),
 )
-absurd: st.SearchStrategy[ToAgent] = st.builds(_about, to_agent, ids)
-conversations = st.lists(st.one_of(plausible, plausible, absurd, to_agent), max_size=25)
+anything = to_agent.map(_older)
+absurd: st.SearchStrategy[ToAgent] = st.builds(_about, anything, ids)
+conversations = st.lists(st.one_of(plausible, plausible, absurd, anything), max_size=25)
 
 
 class EchoModels:
@@ -139,7 +147,7 @@ class EchoModels:
     def check(self, setup: Setup, /) -> None:
         pass
 
-    def load(self, setup: Setup, /) -> Engine:
+    def load(self, setup: Setup, warms_up: Callable[[], None], /) -> Engine:
         engine = HeldEngine(slots=SLOTS, context=64)
         self._engines.append(engine)
         if self._is_open:
@@ -195,7 +203,7 @@ async def hold(frames: Sequence[ToAgent], *, until_all_is_said: bool) -> list[Ev
     async with serve(heard.serve, "127.0.0.1", 0) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         agent = Agent(
-            balancer=f"ws://127.0.0.1:{port}",
+            balancers=[f"ws://127.0.0.1:{port}"],
             name="one",
             models=models,
             swap=ModelSwap(own=EngineChoices(slots=SLOTS), pinned=None),
@@ -222,8 +230,7 @@ async def hold(frames: Sequence[ToAgent], *, until_all_is_said: bool) -> list[Ev
 
 async def quiet(heard: Heard, link: ServerConnection) -> list[Event]:
     """Wait until it serves what it should, and nothing runs; one more request shows it."""
-    number = 2**40
-    await link.send(encode(SetState(number, WANTED)))
+    await link.send(encode(SetState(NEWEST, WANTED)))
 
     def serves() -> bool:
         status = heard.status
@@ -231,7 +238,7 @@ async def quiet(heard: Heard, link: ServerConnection) -> list[Event]:
             asyncio.ensure_future(link.send(encode(Swap(2**41))))  # noqa: RUF006
         return (
             status is not None
-            and status.applied == number
+            and status.applied == NEWEST
             and status.slots_processing == 0
             and status.slots_total == SLOTS
         )

@@ -490,7 +490,7 @@ async def test_an_agent_waits_for_a_balancer_that_is_not_there_yet(models: Playe
     balancer = PlayedBalancer()
     url = await balancer.start()
     await balancer.stop()
-    running = RunningAgent(url, models)
+    running = RunningAgent(url, models=models)
     port = int(url.rpartition(":")[2])
 
     async with serve(balancer._serve, "127.0.0.1", port):  # pyright: ignore[reportPrivateUsage]

@@ -90,7 +90,7 @@ async def test_what_is_loaded_is_described_over_every_link(
 async def test_a_swap_waits_for_what_runs_only_so_long_and_then_gives_it_back(
     balancer: PlayedBalancer, engine: HeldEngine, models: PlayedModels
 ) -> None:
-    running = RunningAgent(await balancer.start(), models, longest_drain=0)
+    running = RunningAgent(await balancer.start(), models=models, longest_drain=0)
     other = HeldEngine()
     models.engines[OTHER.path] = other
     link = await balancer.link()
@@ -112,7 +112,7 @@ async def test_a_swap_waits_for_what_runs_only_so_long_and_then_gives_it_back(
 async def test_texts_being_tokenized_are_not_given_back(
     balancer: PlayedBalancer, engine: HeldEngine, models: PlayedModels
 ) -> None:
-    running = RunningAgent(await balancer.start(), models, longest_drain=0)
+    running = RunningAgent(await balancer.start(), models=models, longest_drain=0)
     engine.vocabulary = vocabulary = HeldVocabulary()
     models.engines[OTHER.path] = HeldEngine()
     link = await balancer.link()

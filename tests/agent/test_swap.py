@@ -37,6 +37,7 @@ from common.models import (
 
 A, B = LocalModel("/a.gguf"), LocalModel("/b.gguf")
 BROKEN = AgentIssue(IssueKind.MODEL_CANNOT_BE_LOADED, "/b.gguf", "it is broken")
+LINK, OTHER_LINK = "ws://one", "ws://two"
 MISSING = AgentIssue(IssueKind.MODEL_FILE_DOES_NOT_EXIST, "/b.gguf", "it is not here")
 
 
@@ -68,7 +69,7 @@ def get_turn(swap: ModelSwap) -> list[Effect]:
     """Up to where the next model is to be loaded."""
     swap.want(state(B))
     swap.found(setup(B))
-    swap.turn(1)
+    swap.turn(1, LINK)
     return swap.idle()
 
 
@@ -88,14 +89,14 @@ def test_a_model_that_serves_is_let_go_in_turn_when_nothing_runs(swap: ModelSwap
     assert swap.found(setup(B)) == []
     assert swap.idle() == []
     assert (swap.awaits_turn, swap.is_swapping) == (True, False)
-    assert swap.turn(3) == [LimitDrain(LONGEST_DRAIN)]
+    assert swap.turn(3, LINK) == [LimitDrain(LONGEST_DRAIN)]
     assert (swap.awaits_turn, swap.is_swapping) == (False, True)
     assert swap.drained_long_enough() == [GiveBack()]
     assert swap.idle() == [Load(setup(B))]
     assert swap.drained_long_enough() == []
     assert swap.is_swapping
     assert swap.loaded() == []
-    assert (swap.is_swapping, swap.turn_taken) == (False, 3)
+    assert (swap.is_swapping, swap.turn_taken(LINK)) == (False, 3)
     assert swap.application is Application.APPLIED
 
 
@@ -129,10 +130,10 @@ def test_no_model_is_wanted(swap: ModelSwap) -> None:
 
     assert swap.want(state(NoModel())) == []
     assert swap.awaits_turn
-    swap.turn(1)
+    swap.turn(1, LINK)
     assert swap.idle() == [Unload()]
     assert swap.unloaded() == []
-    assert (swap.application, swap.turn_taken) == (Application.APPLIED, 1)
+    assert (swap.application, swap.turn_taken(LINK)) == (Application.APPLIED, 1)
 
 
 def test_nothing_to_unload_is_applied_at_once(swap: ModelSwap) -> None:
@@ -155,35 +156,55 @@ def test_a_newer_wish_is_heard_when_the_load_is_over(swap: ModelSwap) -> None:
 
     assert swap.want(state(A)) == []
     assert swap.loaded() == [Find(target(A))]
-    assert swap.turn_taken == 1
+    assert swap.turn_taken(LINK) == 1
 
 
 def test_who_wants_the_old_one_again_before_it_is_gone_keeps_it(swap: ModelSwap) -> None:
     serve(swap)
     swap.want(state(B))
     swap.found(setup(B))
-    swap.turn(1)
+    swap.turn(1, LINK)
 
     assert swap.want(state(A)) == []
-    assert (swap.is_swapping, swap.turn_taken) == (False, 1)
+    assert (swap.is_swapping, swap.turn_taken(LINK)) == (False, 1)
     assert swap.application is Application.APPLIED
 
 
 def test_a_turn_without_use_is_passed_on(swap: ModelSwap) -> None:
     serve(swap)
 
-    assert swap.turn(4) == []
-    assert (swap.turn_taken, swap.is_swapping) == (4, False)
+    assert swap.turn(4, LINK) == []
+    assert (swap.turn_taken(LINK), swap.is_swapping) == (4, False)
 
 
 def test_turns_are_of_one_link(swap: ModelSwap) -> None:
     serve(swap)
     get_turn(swap)
 
-    swap.link_lost()
+    swap.link_lost(LINK)
     swap.loaded()
 
-    assert swap.turn_taken == 0
+    assert swap.turn_taken(LINK) == 0
+
+
+def test_each_balancer_counts_turns_for_itself(swap: ModelSwap) -> None:
+    serve(swap)
+    swap.turn(7, OTHER_LINK)
+    get_turn(swap)
+    assert swap.turn(8, OTHER_LINK) == []  # there is one already
+    swap.loaded()
+
+    assert (swap.turn_taken(LINK), swap.turn_taken(OTHER_LINK)) == (1, 8)
+
+
+def test_another_links_loss_forgets_no_turn(swap: ModelSwap) -> None:
+    serve(swap)
+    get_turn(swap)
+
+    swap.link_lost(OTHER_LINK)
+    swap.loaded()
+
+    assert swap.turn_taken(LINK) == 1
 
 
 def test_a_model_that_cannot_be_loaded_leaves_the_old_one(swap: ModelSwap) -> None:
@@ -198,7 +219,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_old_one(swap: ModelSwap) -> No
     assert swap.application is Application.RETRYING  # nobody should think that it is over
     assert swap.loaded() == []
 
-    assert (swap.is_swapping, swap.turn_taken) == (False, 1)
+    assert (swap.is_swapping, swap.turn_taken(LINK)) == (False, 1)
     assert (swap.application, swap.issues) == (Application.STUCK, (BROKEN,))
     assert swap.want(state(B)) == [Find(target(B))]  # said again: tried again
 
@@ -242,7 +263,7 @@ def test_an_old_one_that_cannot_be_loaded_again_either_is_not_missed(swap: Model
     swap.not_loaded(BROKEN)
 
     assert swap.not_loaded(BROKEN) == [Retry(FIRST_DELAY)]
-    assert (swap.is_swapping, swap.turn_taken) == (False, 1)
+    assert (swap.is_swapping, swap.turn_taken(LINK)) == (False, 1)
     assert swap.application is Application.RETRYING
     assert swap.retry() == [Find(target(B))]
 
@@ -349,7 +370,7 @@ class Histories(RuleBasedStateMachine):
                     self.runs = False
                 case Retry(after):
                     self.retry = after
-        if self.open_turn is not None and self.swap.turn_taken >= self.open_turn:
+        if self.open_turn is not None and self.swap.turn_taken(LINK) >= self.open_turn:
             self.open_turn = None
 
     def let_go(self) -> None:
@@ -389,7 +410,7 @@ class Histories(RuleBasedStateMachine):
     def give_turn(self) -> None:
         self.turns += 1
         self.open_turn = self.turns
-        self.do(self.swap.turn(self.turns))
+        self.do(self.swap.turn(self.turns, LINK))
 
     @precondition(lambda self: self.loaded is not None and not self.swap.is_swapping)
     @rule()

@@ -6,7 +6,7 @@ as a list of all requests, and each of its effects is compared with that.
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bodies import PATIENT
 from hypothesis import settings
@@ -65,6 +65,8 @@ class Known:
     """An agent as it has last reported."""
 
     slots: int = 0
+    elsewhere: int = 0
+    """Slots that other balancers' requests have."""
     draining: bool = False
     swapping: bool = False
     model: str = ""
@@ -119,7 +121,7 @@ class Histories(RuleBasedStateMachine):
             agent_id
             for agent_id, agent in self.agents.items()
             if not (agent.draining or agent.refused)
-            and self.bound(agent_id) < agent.slots
+            and self.bound(agent_id) + agent.elsewhere < agent.slots
             and request.terms.model in (None, agent.model)
             and request.kin in (None, agent.fingerprint)
         ]
@@ -209,6 +211,13 @@ class Histories(RuleBasedStateMachine):
         assert self.dispatcher.bound(agent_id) == 0
         self.report(agent_id, Known(slots, model=model, fingerprint=fingerprint))
 
+    @precondition(lambda self: self.agents)
+    @rule(data=st.data(), elsewhere=st.integers(0, 4))
+    def take_slots_elsewhere(self, data: st.DataObject, elsewhere: int) -> None:
+        """Or give them back; out of date it may be, and then more than there are."""
+        agent_id = self.agent(data)
+        self.report(agent_id, replace(self.agents[agent_id], elsewhere=elsewhere, refused=False))
+
     def report(self, agent_id: AgentId, told: Known) -> None:
         self.agents[agent_id] = told
         self.watch_swaps()
@@ -216,6 +225,7 @@ class Histories(RuleBasedStateMachine):
             self.dispatcher.report(
                 agent_id,
                 slots=told.slots,
+                elsewhere=told.elsewhere,
                 draining=told.draining,
                 swapping=told.swapping,
                 models=frozenset({told.model}),
@@ -258,7 +268,7 @@ class Histories(RuleBasedStateMachine):
         before = self.agents[agent_id]
         model = before.model if model is None else model
         fingerprint = before.fingerprint if fingerprint is None else fingerprint
-        told = Known(slots, draining or swapping, swapping, model, fingerprint)
+        told = Known(slots, before.elsewhere, draining or swapping, swapping, model, fingerprint)
         self.report(agent_id, told)
 
     @precondition(lambda self: self.agents)

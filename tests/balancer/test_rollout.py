@@ -138,3 +138,46 @@ def test_an_agent_that_was_asked_to_go_holds_nobody_up() -> None:
     assert rollout.leave(A) == [GiveTurn(B, 2)]
     assert says(rollout, C, awaits=True, leaving=True) == []
     assert says(rollout, B, taken=2) == []
+
+
+def test_only_the_balancer_that_leads_gives_turns() -> None:
+    rollout = Rollout()
+    assert rollout.lead(False) == []
+
+    assert says(rollout, A, awaits=True) == []
+    assert rollout.restart(1) == []
+    assert rollout.lead(True) == [GiveTurn(A, 1)]
+    assert rollout.lead(True) == []
+
+
+def test_a_new_leader_waits_for_the_agent_that_changes() -> None:
+    rollout = Rollout()
+    rollout.lead(False)
+    says(rollout, A, swapping=True)
+    says(rollout, B, awaits=True)
+
+    assert rollout.lead(True) == []
+    assert says(rollout, A) == [GiveTurn(B, 1)]
+
+
+def test_a_turn_that_was_given_before_it_led_no_more_is_waited_for() -> None:
+    rollout = Rollout()
+    says(rollout, A, awaits=True)
+    says(rollout, B, awaits=True)
+    rollout.lead(False)
+
+    assert rollout.lead(True) == []
+    rollout.lead(False)
+    assert says(rollout, A, taken=1) == []
+    assert rollout.lead(True) == [GiveTurn(B, 2)]
+
+
+def test_who_does_not_lead_knows_whose_loss_has_halted_the_change() -> None:
+    rollout = Rollout()
+    rollout.lead(False)
+    says(rollout, A, swapping=True)
+    says(rollout, B, awaits=True)
+    rollout.leave(A)
+
+    assert rollout.lead(True) == []
+    assert rollout.halted_by == A

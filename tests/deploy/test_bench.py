@@ -57,7 +57,7 @@ async def echo(balancer: Balancer, address: str, until: Until) -> AsyncGenerator
     port = await listener.start("127.0.0.1", 0)
     agent = make_agent(
         AgentSettings(
-            balancer=f"ws://127.0.0.1:{port}",
+            balancers=(f"ws://127.0.0.1:{port}",),
             name="echo",
             engine=EngineKind.ECHO,
             choices=EngineChoices(slots=2, context_size=256),

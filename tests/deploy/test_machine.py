@@ -1,4 +1,7 @@
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,38 @@ def test_an_address_of_another_machine_is_said_to_be_that() -> None:
 )
 def test_an_address_to_listen_on_becomes_one_to_dial(host: str, address: str) -> None:
     assert machine.address("http", host, 8061) == address
+
+
+def test_a_process_knows_when_it_was_started() -> None:
+    telling = "from deploy.machine import process_age; print(process_age())"
+    before = time.monotonic()
+
+    told = subprocess.run([sys.executable, "-c", telling], capture_output=True, check=True)
+
+    # The kernel counts in hundredths.
+    assert 0.0 < float(told.stdout) <= time.monotonic() - before + 0.02
+
+
+@pytest.mark.parametrize("text", ["", "1 (a b) S 1 2"])
+def test_where_no_start_is_told_it_is_that_of_our_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text(text)
+    monkeypatch.setattr(machine, "STAT", stat)
+    monkeypatch.setattr(machine, "_imported", time.monotonic() - 5.0)
+
+    assert 5.0 <= machine.process_age() < 60.0
+
+
+def test_the_start_is_read_behind_a_name_with_blanks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is whatever the process says."""
+    real = machine.process_age()
+    pid, _, rest = machine.STAT.read_text().partition(" ")
+    stat = tmp_path / "stat"
+    stat.write_text(f"{pid} (a ) b (c) {rest.rpartition(')')[2]}")
+    monkeypatch.setattr(machine, "STAT", stat)
+
+    assert machine.process_age() == pytest.approx(real, abs=1.0)

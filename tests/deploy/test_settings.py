@@ -27,7 +27,7 @@ MODELS: list[ModelReference | None] = [
 @pytest.mark.parametrize("pinned", MODELS)
 def test_agents_settings_come_back_from_one_line(pinned: ModelReference | None) -> None:
     settings = AgentSettings(
-        balancer="ws://host:1",
+        balancers=("ws://host:1", "ws://host:2"),
         name="Zoë",
         engine=EngineKind.LLAMA,
         choices=EngineChoices(
@@ -37,6 +37,7 @@ def test_agents_settings_come_back_from_one_line(pinned: ModelReference | None) 
             v_cache_dtype=CacheType.Q8_0,
         ),
         labels=("gpu", "big"),
+        fleet="chat",
         pinned=pinned,
         kv_layout=KvLayout.SEPARATE,
         kv_cells=64,

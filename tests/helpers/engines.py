@@ -60,7 +60,7 @@ class OneModel:
     def check(self, setup: Setup, /) -> None:
         pass
 
-    def load(self, setup: Setup, /) -> Engine:
+    def load(self, setup: Setup, warms_up: Callable[[], None], /) -> Engine:
         return self._engine
 
 

@@ -206,7 +206,7 @@ class PlayedModels:
         if self.checks and isinstance(engine, Exception):
             raise engine
 
-    def load(self, setup: Setup, /) -> Engine:
+    def load(self, setup: Setup, warms_up: Callable[[], None], /) -> Engine:
         self.loads.append(setup.model_path)
         engine = self.engines[setup.model_path]
         if isinstance(engine, Exception):
@@ -215,9 +215,9 @@ class PlayedModels:
 
 
 class RunningAgent:
-    def __init__(self, url: str, models: Models, *, longest_drain: float = 100.0) -> None:
+    def __init__(self, *urls: str, models: Models, longest_drain: float = 100.0) -> None:
         self.agent = Agent(
-            balancer=url,
+            balancers=urls,
             name="one",
             labels=("gpu",),
             models=models,

@@ -34,7 +34,7 @@ from common.messages import (
     decode_to_balancer,
     encode,
 )
-from common.models import AgentDesiredState, Application
+from common.models import AgentDesiredState, Application, Phase
 
 
 class PlayedAgent:
@@ -87,6 +87,7 @@ class PlayedAgent:
             "model_path": "/models/played.gguf",
             "model_names": ("played",),
             "application": Application.APPLIED if slots else Application.FRESH,
+            "phase": Phase.READY if slots else Phase.LOAD,
         }
         return Status(
             version=self._version,
