@@ -432,7 +432,8 @@ class Balancer:
             for fleet, models in self._fleet_models.items()
             if self._is_starting(fleet) or (fleet not in served and self.fleets[fleet].max > 0)
         ]
-        self._dispatcher.expect(frozenset[str]().union(*expected), now=self._loop.time())
+        names = frozenset[str]().union(*expected) if expected else None
+        self._dispatcher.expect(names, now=self._loop.time())
         self._arm()
 
     def _is_starting(self, fleet: str) -> bool:

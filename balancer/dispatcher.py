@@ -90,8 +90,8 @@ class Dispatcher:
         self._arrivals = 0
         self._swapping_since: float | None = None
         """Since when agents change their models; None: nobody does."""
-        self._expected: frozenset[str] = frozenset()
-        """The names of models that agents are started for."""
+        self._expected: frozenset[str] | None = None
+        """The names of models that agents are started for; None: none are."""
 
     @property
     def buffered(self) -> int:
@@ -210,9 +210,9 @@ class Dispatcher:
         self._watch_swaps(now)
         return self._drain()
 
-    def expect(self, models: frozenset[str], *, now: float) -> None:
+    def expect(self, models: frozenset[str] | None, *, now: float) -> None:
         """Agents that serve these models, by any of their names, are about to come: the patience of who
-        waits for them begins when they are not expected any more.
+        waits for them begins when they are not expected any more. None: no agent is.
         """
         before, self._expected = self._expected, models
         for waiting in self._buffer:
@@ -303,5 +303,5 @@ class Dispatcher:
         return Dispatch(request.request_id, agent.agent_id)
 
 
-def _is_among(models: frozenset[str], terms: Terms) -> bool:
-    return bool(models) if terms.model is None else terms.model in models
+def _is_among(models: frozenset[str] | None, terms: Terms) -> bool:
+    return models is not None and (terms.model is None or terms.model in models)

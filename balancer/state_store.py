@@ -29,7 +29,7 @@ class StoredState(Strict):
     balancer_desired_state: BalancerDesiredState
     agent_overrides: AgentOverrides = AgentOverrides()
     fleets: Fleets = Field(default_factory=dict)
-    revision: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    revision: Annotated[int, Field(ge=1, lt=2**63)] = 1
     """Grows with each change, so that of two balancers' states the newer one is known."""
     version: Literal["1"] = "1"
 

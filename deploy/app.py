@@ -103,6 +103,8 @@ class BalancerReplica:
         """Held back: Serve learns at once that an actor has died if a question to it is open, and
         otherwise only when it asks the next one. So few questions are enough.
         """
+        if self._beating.done():
+            self._beating.result()  # it never ends by itself: a fault of ours, so begin anew
         if self._has_been_asked:
             await asyncio.sleep(HELD_BACK)
         self._has_been_asked = True  # the first is asked before it may serve

@@ -32,8 +32,6 @@ LOOK_INTERVAL = 0.5
 ORPHANED = 600.0
 """Seconds without any balancer after which all agents are stopped, and the supervisor ends."""
 
-_beats = msgspec.json.Decoder(Beat)
-
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
 class Supervisor:
@@ -55,7 +53,7 @@ class Supervisor:
         """A balancer's ``Beat``; returns an ``Answer``. Both as JSON."""
         if self._running.done():
             self._running.result()
-        beat = _beats.decode(data)
+        beat = msgspec.json.decode(data, type=Beat)
         problem = self._registry.hear(beat, now=self._loop.time())
         if problem is not None:
             log.error("%s", problem)

@@ -377,7 +377,7 @@ def test_the_patience_of_who_waits_for_a_model_begins_when_it_is_not_expected_an
     dispatcher.submit(R2, Terms(model="one"), now=2)
     assert dispatcher.next_deadline == 1 + LONGEST_START
 
-    dispatcher.expect(frozenset(), now=50)
+    dispatcher.expect(None, now=50)
 
     assert dispatcher.next_deadline == 50 + 10
 

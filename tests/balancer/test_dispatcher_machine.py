@@ -96,7 +96,7 @@ class Histories(RuleBasedStateMachine):
         self.agents: dict[AgentId, Known] = {}
         self.live: dict[RequestId, Asked] = {}
         self.swapping_since: float | None = None
-        self.expected: frozenset[str] = frozenset()
+        self.expected: frozenset[str] | None = None
         for each in joined:
             self.join(each)
 
@@ -167,15 +167,16 @@ class Histories(RuleBasedStateMachine):
         )
 
     def is_expected(self, terms: Terms) -> bool:
-        return any(terms.model in (None, model) for model in self.expected)
+        models = self.expected
+        return models is not None and (terms.model is None or terms.model in models)
 
     def patient_until(self, terms: Terms) -> float:
         if self.swapping_since is not None:
             return self.swapping_since + LONGEST_SWAP
         return self.now + (LONGEST_START if self.is_expected(terms) else PATIENCE)
 
-    @rule(models=st.frozensets(st.sampled_from(MODELS)))
-    def expect(self, models: frozenset[str]) -> None:
+    @rule(models=st.none() | st.frozensets(st.sampled_from(MODELS)))
+    def expect(self, models: frozenset[str] | None) -> None:
         before = {each.request_id: self.is_expected(each.terms) for each in self.waiting}
         self.expected = models
         for each in self.waiting:
