@@ -129,11 +129,14 @@ class PlayedLink:
         """Read on to the request's last event: its text, and that event."""
         text = ""
         while True:
-            event = await self.event()
-            if event.request_id == request_id:
-                if not isinstance(event, TokenGenerated):
-                    return text, event
-                text += text_of(event)
+            frame = await self.frame()
+            if not isinstance(frame, Step):
+                continue
+            for event in frame.events:
+                if event.request_id == request_id:
+                    if not isinstance(event, TokenGenerated):
+                        return text, event
+                    text += text_of(event)
 
 
 class PlayedBalancer:
@@ -143,6 +146,11 @@ class PlayedBalancer:
 
     async def start(self) -> str:
         self._server = await serve(self._serve, "127.0.0.1", 0)
+        return self.url
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
         return f"ws://127.0.0.1:{next(iter(self._server.sockets)).getsockname()[1]}"
 
     async def stop(self) -> None:
@@ -211,6 +219,7 @@ class PlayedModels:
         engine = self.engines[setup.model_path]
         if isinstance(engine, Exception):
             raise engine
+        warms_up()
         return engine
 
 
