@@ -118,7 +118,7 @@ class Link:
         self.is_linked = False
         self._handler = handler
         self._options = credentials.options(url)
-        self._steps: deque[Step] = deque()
+        self._frames: deque[Step | Status] = deque()
         self._status_changed = False
         self._description_changed = False
         self._closing = False
@@ -128,9 +128,9 @@ class Link:
     def address(self) -> str:
         return self._url
 
-    def send(self, step: Step) -> None:
+    def send(self, frame: Step | Status) -> None:
         """Send soon, in order. What is not sent when the link is lost is dropped."""
-        self._steps.append(step)
+        self._frames.append(frame)
         self._wake.set()
 
     def status_changed(self) -> None:
@@ -187,7 +187,7 @@ class Link:
 
     async def _serve(self, socket: ClientConnection) -> None:
         """Carry frames until the link is closed or lost."""
-        self._steps.clear()
+        self._frames.clear()
         self.is_linked = True
         try:
             async with asyncio.TaskGroup() as group:
@@ -220,12 +220,12 @@ class Link:
         self._status_changed = False
         self._description_changed = True
         while True:
-            if len(self._steps) > MAX_OUTBOX:
+            if len(self._frames) > MAX_OUTBOX:
                 log.warning("the link to %s is too slow", self._url)
                 socket.transport.abort()
                 return
-            while self._steps:
-                await socket.send(encode(self._steps.popleft()))
+            while self._frames:
+                await socket.send(encode(self._frames.popleft()))
             if self._description_changed:
                 self._description_changed = False
                 await socket.send(encode(self._handler.description()))

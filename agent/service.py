@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
 
-from agent.admission import Admission
+from agent.admission import OFFER_TIME, Admission, Offer
 from agent.host import ModelHost, Models
 from agent.link import NO_CREDENTIALS, Credentials, Link
 from agent.links import GOOD_BYE_TIMEOUT, Links
@@ -197,7 +197,7 @@ class Agent:
             slots_desired=self._swap.choices.slots or 0,
             slots_total=self._admission.slots,
             slots_processing=self._admission.processing,
-            slots_elsewhere=self._admission.processing - self._slots_of(link),
+            slots_elsewhere=self._admission.elsewhere(link),
             draining=self._admission.draining,
             leaving=self._leaves,
             swapping=self._swap.is_swapping,
@@ -219,13 +219,6 @@ class Agent:
             phases=self._phases.seconds,
         )
 
-    def _slots_of(self, link: Link) -> int:
-        """Slots that its requests hold."""
-        return sum(
-            asker is link and self._admission.holds(request_id)
-            for request_id, asker in self._askers.items()
-        )
-
     def description(self) -> Described:
         return self._host.description
 
@@ -239,7 +232,7 @@ class Agent:
                 if (
                     preparer is None
                     or asker is not None  # what goes by this name is another's
-                    or not self._admission.admit(request_id)
+                    or not self._admission.admit(request_id, link)
                 ):
                     link.send(Step((Busy(request_id),)))
                     return
@@ -274,6 +267,7 @@ class Agent:
 
     def lost(self, link: Link, /) -> None:
         self._swap.link_lost(link)
+        self._admission.forget(link)
         if not self._links.is_linked:
             self._state = None  # the next balancer may have forgotten what was wanted
         lost = [request_id for request_id, asker in self._askers.items() if asker is link]
@@ -282,6 +276,7 @@ class Agent:
             self._given_back.discard(request_id)
         for request_id in lost:
             self._cancel(request_id)
+        self._status_changed()
 
     def failed(self, error: BaseException, /) -> None:
         if not self._over.done():
@@ -424,21 +419,24 @@ class Agent:
                 told.setdefault(asker, []).append(self._as_given_back(event))
         over = [event.request_id for event in events if isinstance(event, LastEvent)]
         for request_id in over:
-            self._admission.release(request_id)
-            self._askers.pop(request_id, None)
+            offer = self._admission.release(request_id)
+            asker = self._askers.pop(request_id, None)
             self._given_back.discard(request_id)
+            if offer is not None:
+                self._asyncio.call_later(OFFER_TIME, self._withdraw, offer)
+                if asker is not None:
+                    # Before it hears of the end, and sends its next request in vain.
+                    asker.send(self.status(asker))
         if over:
-            # Before the asker hears of it: else it would always be the first to know of a free slot,
-            # and fill it again, while the other balancers' requests wait.
-            for link in self._links:
-                if link not in told:
-                    link.status_changed()
+            self._status_changed()
         for link, its in told.items():
             link.send(Step(tuple(its)))
-            if over:
-                link.status_changed()
         if over:
             self._tell_if_idle()
+
+    def _withdraw(self, offer: Offer) -> None:
+        if self._admission.withdraw(offer):
+            self._status_changed()
 
     def _as_given_back(self, event: Event) -> Event:
         match event:

@@ -514,7 +514,7 @@ class Status(Frame, frozen=True, kw_only=True):
     """0 until the model is loaded."""
     slots_processing: Count
     slots_elsewhere: Count = 0
-    """Those of them whose requests did not come over this link."""
+    """Those that requests from other links have, or are being offered."""
     draining: bool = False
     """No new requests, please; those that run will be finished."""
     leaving: bool = False

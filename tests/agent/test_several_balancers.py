@@ -151,6 +151,8 @@ async def test_two_balancers_share_an_agent_that_never_runs_more_than_its_slots(
             await side.until(partial(side.sees, lambda status: status.slots_processing == 0))
             assert side.is_quiet, "answered once"
         assert engine.most == SLOTS
+        # While both had something to be done, neither was left behind.
+        assert min(Counter(one.order[:REQUESTS]).values()) > REQUESTS // 3
 
 
 async def test_when_one_balancer_is_gone_the_others_requests_go_on() -> None:
