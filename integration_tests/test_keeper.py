@@ -8,15 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from linked import PlayedBalancer
 from product import HEADRACE, Command, Up, free_port, start_up
 from websockets.sync.server import ServerConnection, serve
 
-from common.messages import REFUSED
+from common.messages import REFUSED, Join
 from common.models import EngineChoices
 from deploy.keeper import AgentError, Keeper
 from deploy.settings import AgentSettings, EngineKind, to_line
@@ -109,7 +110,7 @@ async def test_an_agent_whose_model_hangs_comes_back(
 ) -> None:
     """B28."""
     with_helpers(monkeypatch)
-    settings = AgentSettings(empty.balancer, "kept", EngineKind.ECHO, EngineChoices(slots=2))
+    settings = AgentSettings((empty.balancer,), "kept", EngineKind.ECHO, EngineChoices(slots=2))
     keeper = Keeper(to_line(settings), module="hanging_agent")
     measured = {"raw_prompt": "a prompt that tells what a pass takes", "max_tokens": 100}
 
@@ -154,7 +155,7 @@ asyncio.run(Keeper(sys.argv[1].encode()).run())
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stopped process stays")
 def test_a_stopped_agent_in_the_group_of_its_keeper_dies_with_it(empty: Up) -> None:
     """Where no manager and no terminal would see to it."""
-    settings = AgentSettings(empty.balancer, "kept", EngineKind.ECHO, EngineChoices(slots=2))
+    settings = AgentSettings((empty.balancer,), "kept", EngineKind.ECHO, EngineChoices(slots=2))
     line = to_line(settings).decode()
     keeper = subprocess.Popen([sys.executable, "-c", KEEP, line], start_new_session=True)
     try:
@@ -301,16 +302,77 @@ async def test_a_keeper_that_is_stopped_in_the_pause_before_a_start_ends(
     keeper = Keeper(to_line(settings), module="ends_badly")
     said: list[str] = []
 
+    with told(lambda line: (said.append(line), keeper.stop())):
+        await keeper.run()
+
+    assert "started again" in said[0]
+
+
+@contextmanager
+def told(hear: Callable[[str], object]) -> Generator[None]:
+    """Every line of keepers' logs."""
+
     class Reader(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-            keeper.stop()
+            hear(record.getMessage())
 
     reader = Reader()
     logging.getLogger("deploy.keeper").addHandler(reader)
     try:
-        await keeper.run()
+        yield
     finally:
         logging.getLogger("deploy.keeper").removeHandler(reader)
 
-    assert "started again" in said[0]
+
+async def test_an_agent_dials_whom_its_keeper_names_also_when_it_is_started_again() -> None:
+    one, two = PlayedBalancer(), PlayedBalancer()
+    first, second = await one.start(), await two.start()
+    settings = AgentSettings(("ws://127.0.0.1:9",), "kept", EngineKind.ECHO, EngineChoices(slots=2))
+    keeper = Keeper(to_line(settings))
+    keeper.dial([first])
+
+    async with kept(keeper):
+        link = await one.link()
+        joined = await link.frame()
+        assert isinstance(joined, Join)
+        keeper.dial([first, second])
+        other = await two.link()
+        joined_there = await other.frame()
+        assert isinstance(joined_there, Join)
+        assert joined_there.agent_id == joined.agent_id
+        keeper.dial([second])
+        await link.socket.wait_closed()
+        assert link.socket.close_code == 1000
+
+        assert keeper.pid is not None
+        os.kill(keeper.pid, signal.SIGKILL)
+        heir = await (await two.link()).frame()
+        assert isinstance(heir, Join)
+        assert heir.agent_id != joined.agent_id
+        assert one.is_deserted
+    for balancer in (one, two):
+        await balancer.stop()
+
+
+async def test_an_agent_that_does_not_read_what_it_is_told_is_killed_and_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_helpers(monkeypatch)
+    settings = AgentSettings((), "kept", EngineKind.ECHO, EngineChoices(slots=2))
+    keeper = Keeper(to_line(settings), module="reads_nothing")
+    said: list[str] = []
+
+    def hear(line: str) -> None:
+        said.append(line)
+        if "started again" in line:
+            keeper.stop()
+
+    with told(hear):
+        running = asyncio.create_task(keeper.run())
+        await asyncio.sleep(0)
+        for n in range(1000):
+            keeper.dial([f"ws://host-{n}-{'x' * 100}:1"])
+        await running
+
+    assert said[0] == "the agent does not read what it is told and is killed"
+    assert "it does not read" in said[-1]

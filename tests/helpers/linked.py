@@ -162,6 +162,11 @@ class PlayedBalancer:
         self._links.put_nowait(PlayedLink(socket))
         await socket.wait_closed()
 
+    @property
+    def is_deserted(self) -> bool:
+        """No agent has made a link that the test has not seen."""
+        return self._links.empty()
+
     async def link(self) -> PlayedLink:
         """The next link that an agent makes."""
         async with asyncio.timeout(10):
