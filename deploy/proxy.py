@@ -336,7 +336,8 @@ class _WebSocket(_Connection):
         return message["type"].startswith("websocket.")
 
     def _see(self, message: Message) -> None:
-        self._is_over = self._is_over or message["type"] == "websocket.close"
+        ends = message["type"] == "websocket.http.response.body" and not message.get("more_body")
+        self._is_over = self._is_over or ends or message["type"] == "websocket.close"
 
     async def _stand_in(self) -> None:
         if self._has_begun:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import make_certificate
 from played import Play, Until
 from serving import serving
 from starlette.applications import Starlette
@@ -17,13 +18,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from balancer.app import create_app
 from balancer.balancer import Balancer
+from balancer.keys import Keys, Role
 from balancer.link import AgentListener
 from common.models import EngineChoices
 from deploy.agents import make_agent
-from deploy.bench import Api, Asking, Bench, Server, ask, find_server, open_client
+from deploy.bench import Access, Api, Asking, Bench, Server, ask, find_server, open_client
 from deploy.bench_report import BenchError, Closed, Open, Outcome, Plan, Usage
 from deploy.settings import AgentSettings, EngineKind
+from deploy.tls import client_context
 
 ASKING = Asking(max_tokens=5, timeout=30)
 TWO_CLIENTS = Closed(2)
@@ -436,6 +440,31 @@ async def test_what_was_said_is_not_asked() -> None:
 
     assert await find_server(nobody, api=Api.NATIVE, model=None) == Server(nobody, Api.NATIVE)
     assert await find_server(nobody, api=Api.OPENAI, model="m") == Server(nobody, Api.OPENAI, "m")
+
+
+async def test_a_server_that_wants_a_key_is_shown_one(
+    balancer: Balancer, play: Play, tmp_path: Path
+) -> None:
+    own = make_certificate(tmp_path, "own")
+    access = Access("key-of-some-client", client_context(own.certificate))
+    keys = Keys([(Role.INFERENCE, "key-of-some-client"), (Role.MANAGEMENT, "key-of-an-operator")])
+    agent = play()
+
+    async with serving(create_app(balancer, keys=keys), own) as port:
+        url = f"https://127.0.0.1:{port}"
+        found = await find_server(url, api=None, model=None, access=access)
+        bench = Bench(found, ASKING, Plan(("a",), Closed(1)), access)
+        running = asyncio.create_task(bench.run())
+        agent.finish((await agent.asked()).request_id)
+        await running
+        stranger = Access("key-of-nobody-here", access.tls)
+        refused = Bench(found, ASKING, Plan(("a",), Closed(1)), stranger)
+        await refused.run()
+        balancer.close()
+
+    assert (found.address, found.api) == (url, Api.OPENAI)
+    assert errors(bench.outcomes) == [""]
+    assert errors(refused.outcomes) == ["HTTP 401: this key is not known"]
 
 
 async def test_an_address_where_nobody_answers_is_named() -> None:

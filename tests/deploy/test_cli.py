@@ -1,15 +1,22 @@
 """The command line: what is refused, and how. What it starts is in integration_tests/."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from balancer.keys import read_keys
 
-def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+
+def headrace(
+    *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", "from deploy.cli import main; main()", *arguments],
+        env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
         check=False,
@@ -34,8 +41,11 @@ def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["up", "--state", f"file://{Path(__file__)}"], "not a desired state"),
         (["up", "--allow-origin", "chat.example"], "--allow-origin"),
         (["up", "--allow-origin", "https://chat.example/path"], "--allow-origin"),
-        (["up", "--inference-keys", "/nowhere"], "/nowhere: No such file"),
-        (["up", "--inference-keys", str(Path(__file__))], "the key in line"),
+        (["up", "--keys", "/nowhere"], "/nowhere: No such file"),
+        (["up", "--keys", str(Path(__file__))], f"{__file__}: line 1 is not ROLE KEY"),
+        (["up", "--tls-cert", "/nowhere"], "'--tls-key'"),
+        (["up", "--tls-key", "/nowhere"], "'--tls-cert'"),
+        (["up", "--tls-cert", "/nowhere", "--tls-key", "/nowhere"], "/nowhere: No such file"),
         (["up", "--tensor-split", "1,x"], "--tensor-split"),
         (["up", "--tensor-split", "0,0"], "--tensor-split"),
         (["up", "--k-cache-dtype", "Q9"], "--k-cache-dtype"),
@@ -50,6 +60,12 @@ def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["agent", "--balancer", "ws://"], "--balancer"),
         (["agent", "--name", "a\nb"], "--name"),
         (["agent", "--label", ""], "--label"),
+        (["agent", "--key-file", "/nowhere"], "/nowhere: No such file"),
+        (["agent", "--tls-ca", str(Path(__file__))], __file__),
+        (["status", "--key-file", str(Path(__file__))], "--key-file"),
+        (["bench", "--key-file", "/nowhere"], "/nowhere: No such file"),
+        (["keys", "--output", "/nowhere/keys"], "/nowhere/keys: No such file"),
+        (["keys", "--output", __file__], f"{__file__}: File exists"),
         (["agent", "--model", str(Path(__file__))], "not a GGUF file"),
         (["nope"], "nope"),
     ],
@@ -62,6 +78,40 @@ def test_a_bad_value_gets_one_line_and_status_2(arguments: list[str], named: str
     assert done.stderr.startswith("headrace: ")
     assert len(done.stderr.splitlines()) == 1
     assert named in done.stderr
+
+
+KEYS_LINE = "inference key-of-some-client\n"
+
+
+def test_keys_in_the_environment_are_looked_at_like_a_file() -> None:
+    done = headrace("up", "--host", "0.0.0.0", environment={"HEADRACE_KEYS": "agent short"})
+
+    assert done.returncode == 2
+    assert "HEADRACE_KEYS: the key in line 1 is not" in done.stderr
+    assert "short" not in done.stderr
+
+
+def test_an_address_that_others_reach_wants_keys_for_every_role(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(KEYS_LINE)
+
+    done = headrace("up", "--host", "0.0.0.0", "--keys", str(file))
+
+    assert done.returncode == 2
+    assert "others can reach 0.0.0.0, and there is no key for management, agent:" in done.stderr
+
+
+def test_keys_that_are_made_can_be_read_by_up_and_by_nobody_else(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+
+    written = headrace("keys", "--output", str(file))
+    printed = headrace("keys")
+
+    assert (written.returncode, printed.returncode) == (0, 0)
+    assert (written.stdout, written.stderr) == ("", "")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert read_keys(file.read_text()).missing == read_keys(printed.stdout).missing == ()
+    assert file.read_text() != printed.stdout
 
 
 def test_status_without_a_balancer_is_one_line() -> None:

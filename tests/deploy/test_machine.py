@@ -91,3 +91,21 @@ def test_the_start_is_read_behind_a_name_with_blanks(
     monkeypatch.setattr(machine, "STAT", stat)
 
     assert machine.process_age() == pytest.approx(real, abs=1.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.0.2.1", False),
+        ("localhost.example", False),
+        ("", False),
+    ],
+)
+def test_only_this_machine_reaches_a_loopback_address(host: str, is_loopback: bool) -> None:
+    assert machine.is_loopback(host) is is_loopback

@@ -238,6 +238,18 @@ async def test_a_websocket_that_the_balancer_refuses_stays_refused() -> None:
     assert client.seen == [refusal]
 
 
+async def test_so_does_one_that_it_answers_instead_of_opening_it() -> None:
+    client = Client("websocket", "/api/v1/inference_socket")
+    refusal: tuple[Message, ...] = (
+        {"type": "websocket.http.response.start", "status": 401, "headers": []},
+        {"type": "websocket.http.response.body", "body": b"a key", "more_body": False},
+    )
+
+    await client.ask(Serve(*refusal))
+
+    assert client.seen == list(refusal)
+
+
 @pytest.mark.parametrize("said", [(), (START, part(b'{"one": 1}\n'))])
 async def test_silence_of_a_balancer_that_does_not_answer_ends(said: tuple[Message, ...]) -> None:
     client, serve = Client(), Serve(*said)

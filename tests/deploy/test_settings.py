@@ -1,6 +1,9 @@
 """Settings reach another process as they are."""
 
+from pathlib import Path
+
 import pytest
+from pydantic import ValidationError
 
 from common.models import (
     CacheType,
@@ -13,7 +16,7 @@ from common.models import (
     NoModel,
     UrlModel,
 )
-from deploy.settings import AgentSettings, EngineKind, from_line, to_line
+from deploy.settings import AgentSettings, BalancerSettings, EngineKind, from_line, to_line
 
 MODELS: list[ModelReference | None] = [
     None,
@@ -42,9 +45,19 @@ def test_agents_settings_come_back_from_one_line(pinned: ModelReference | None) 
         kv_layout=KvLayout.SEPARATE,
         kv_cells=64,
         longest_gap=0.5,
+        key_file="/keys",
+        tls_ca="/ca.pem",
+        tls_pin="/own.pem",
     )
 
     line = to_line(settings)
 
     assert b"\n" not in line
     assert from_line(line) == settings
+
+
+def test_a_certificate_and_its_key_go_together() -> None:
+    BalancerSettings(tls_cert=Path("/own.pem"), tls_key=Path("/own.key"))
+    for half in ({"tls_cert": "/own.pem"}, {"tls_key": "/own.key"}):
+        with pytest.raises(ValidationError, match="go together"):
+            BalancerSettings.model_validate(half)

@@ -19,6 +19,15 @@ def test_the_curl_line_can_be_pasted() -> None:
     assert json.loads(words[-1])["conversation_history"][0]["role"] == "user"
 
 
+def test_the_curl_line_trusts_the_certificate_and_takes_the_key_from_the_environment() -> None:
+    line = curl_line("https://127.0.0.1:1", certificate=Path("/a b.pem"), wants_key=True)
+
+    words = shlex.split(line)
+    assert words[:4] == ["curl", "-N", "--cacert", "/a b.pem"]
+    assert '-H "authorization: Bearer $HEADRACE_INFERENCE_KEY"' in line
+    assert json.loads(words[-1])["conversation_history"][0]["role"] == "user"
+
+
 @pytest.fixture
 def ray_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -10,6 +10,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 
 from agent.engine import Engine
 from agent.host import Models
+from agent.link import NO_CREDENTIALS, Credentials
 from agent.model_files import ModelFileError
 from agent.service import Agent
 from agent.swap import ModelSwap, Setup
@@ -229,13 +230,20 @@ class PlayedModels:
 
 
 class RunningAgent:
-    def __init__(self, *urls: str, models: Models, longest_drain: float = 100.0) -> None:
+    def __init__(
+        self,
+        *urls: str,
+        models: Models,
+        longest_drain: float = 100.0,
+        credentials: Credentials = NO_CREDENTIALS,
+    ) -> None:
         self.agent = Agent(
             balancers=urls,
             name="one",
             labels=("gpu",),
             models=models,
             swap=ModelSwap(own=EngineChoices(slots=2), pinned=None, longest_drain=longest_drain),
+            credentials=credentials,
         )
         self.task = asyncio.create_task(self.agent.run())
 
