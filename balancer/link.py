@@ -47,15 +47,21 @@ LONGEST_REASON = 100
 
 
 class AgentListener:
-    def __init__(self, balancer: Balancer, keys: Keys = OPEN) -> None:
+    def __init__(self, balancer: Balancer) -> None:
         self._balancer = balancer
-        self._keys = keys
+        self._keys = OPEN
         self._server: Server | None = None
         self._current: dict[AgentId, ServerConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listen; return the port (``port`` 0: any that is free). Raises ``OSError``."""
+    async def start(
+        self, host: str, port: int, *, keys: Keys = OPEN, tls: ssl.SSLContext | None = None
+    ) -> int:
+        """Listen; return the port (``port`` 0: any that is free). ``tls``: None: without.
+
+        Raises ``OSError``.
+        """
+        self._keys = keys
         self._server = await serve(
             self._serve,
             host,

@@ -82,8 +82,10 @@ class BalancerReplica:
         self._balancer.want(store.load() or first_state(settings))
         self._wishes = Wishes(self._balancer, store)
         self._origins = settings.origins
-        self._listener = AgentListener(self._balancer, self._keys)
-        port = await self._listener.start(host, settings.agent_port, _tls(settings))
+        self._listener = AgentListener(self._balancer)
+        port = await self._listener.start(
+            host, settings.agent_port, keys=self._keys, tls=_tls(settings)
+        )
         replica = serve.get_replica_context()
         self._beats = Beats(
             self._balancer,

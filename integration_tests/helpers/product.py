@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -135,19 +136,33 @@ class Up:
     command: Command
     port: int
     agent_port: int
+    key: str | None = None
+    """For management."""
+    tls: ssl.SSLContext | None = None
+    """None: it does not speak TLS."""
     client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = httpx.Client(base_url=self.address, timeout=120, trust_env=False)
+        self.client = self.open_client(self.key)
+
+    def open_client(self, key: str | None) -> httpx.Client:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return httpx.Client(
+            base_url=self.address,
+            headers=headers,
+            verify=self.tls or True,
+            timeout=120,
+            trust_env=False,
+        )
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
 
     @property
     def balancer(self) -> str:
         """Where agents dial in."""
-        return f"ws://127.0.0.1:{self.agent_port}"
+        return f"{'ws' if self.tls is None else 'wss'}://127.0.0.1:{self.agent_port}"
 
     def agents(self) -> list[dict[str, Any]]:
         return self.client.get("/api/v1/agents").raise_for_status().json()["agents"]
@@ -177,13 +192,21 @@ class Up:
 
 
 @contextlib.contextmanager
-def start_up(*options: str, port: int = 0, agent_port: int = 0) -> Generator[Up]:
-    """``headrace up`` with these options, on ports that are free; stopped at the end."""
+def start_up(
+    *options: str,
+    port: int = 0,
+    agent_port: int = 0,
+    key: str | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Generator[Up]:
+    """``headrace up`` with these options, on ports that are free; stopped at the end. ``key`` and
+    ``tls``: what it wants of those who manage it.
+    """
     port, agent_port = port or free_port(), agent_port or free_port()
     command = Command("up", "--port", str(port), "--agent-port", str(agent_port), *options)
     try:
         command.expect("Ctrl-C stops it.")
-        up = Up(command, port, agent_port)
+        up = Up(command, port, agent_port, key, tls)
         with up.client:
             yield up
     finally:

@@ -275,8 +275,8 @@ KEYS = Keys([(Role.AGENT, "a-key-for-agents"), (Role.INFERENCE, "a-key-for-clien
 async def test_an_agent_without_its_key_is_refused_before_anything_else(
     balancer: Balancer, headers: dict[str, str], status: int
 ) -> None:
-    listener = AgentListener(balancer, KEYS)
-    port = await listener.start("127.0.0.1", 0)
+    listener = AgentListener(balancer)
+    port = await listener.start("127.0.0.1", 0, keys=KEYS)
 
     with pytest.raises(InvalidStatus) as caught:
         await connect(f"ws://127.0.0.1:{port}", proxy=None, additional_headers=headers)
@@ -289,8 +289,8 @@ async def test_an_agent_without_its_key_is_refused_before_anything_else(
 
 
 async def test_an_agent_with_its_key_joins(balancer: Balancer, until: Until) -> None:
-    listener = AgentListener(balancer, KEYS)
-    port = await listener.start("127.0.0.1", 0)
+    listener = AgentListener(balancer)
+    port = await listener.start("127.0.0.1", 0, keys=KEYS)
     headers = {"Authorization": "Bearer a-key-for-agents"}
 
     async with connect(f"ws://127.0.0.1:{port}", proxy=None, additional_headers=headers) as socket:
