@@ -89,6 +89,7 @@ from deploy.settings import (
     EngineKind,
     to_line,
 )
+from deploy.show_nodes import AsJson, ClusterFile, Here, Wait, show_nodes
 from deploy.status import show_status
 
 OWN_BALANCER = f"ws://127.0.0.1:{AGENT_PORT}"
@@ -382,6 +383,17 @@ def keys(
         keep_secret(output, fresh_keys())
     except OSError as error:
         raise typer.BadParameter(f"{output}: {error.strerror}", param_hint="'--output'") from error
+
+
+@app.command()
+def nodes(
+    cluster: ClusterFile = None,
+    here: Here = False,
+    wait: Wait = 0.0,
+    json: AsJson = False,
+) -> None:
+    """After ray up: which nodes have joined, and why the others have not. Status 1: some have not."""
+    raise typer.Exit(show_nodes(cluster, here=here, wait=wait, as_json=json, console=console))
 
 
 @app.command()
