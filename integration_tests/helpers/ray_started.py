@@ -52,7 +52,7 @@ def start_ray(**labels: str) -> Generator[StartedRay]:
         "HOME": folder,  # no file of the user's is read or written
     }
     command = Command(
-        *("start", "--head", "--block", "--num-cpus=2", "--object-store-memory=83886080"),
+        *("start", "--head", "--block", "--num-cpus=4", "--object-store-memory=83886080"),
         *("--node-ip-address=127.0.0.1", f"--port={port}", f"--ray-client-server-port={client}"),
         *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"),
         f"--dashboard-agent-listen-port={free_port()}",
@@ -64,9 +64,6 @@ def start_ray(**labels: str) -> Generator[StartedRay]:
         command.expect("--block")
         yield StartedRay(environment)
     finally:
-        try:
-            if command.process.poll() is None:
-                command.stop()
-        finally:
-            command.kill_the_rest()
-            shutil.rmtree(folder, ignore_errors=True)
+        command.kill_the_rest()  # asked to stop, Ray may take half a minute
+        command.ended()
+        shutil.rmtree(folder, ignore_errors=True)
