@@ -110,6 +110,7 @@ class Members:
             num_cpus=resources.cpus,
             num_gpus=resources.gpus,
             label_selector=dict(resources.labels) or None,
+            scheduling_strategy="SPREAD",
         ).remote(
             agent_settings(name, fleet_name, fleet, self._addresses, self._settings), generation
         )

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +68,41 @@ class RayCluster:
         pid = next(each["pid"] for each in self.do("actors") if kind in each["class"])
         os.kill(pid, signal.SIGKILL)
         return pid
+
+    def nodes(self) -> set[str]:
+        """Those that run an actor."""
+        return {each["node"] for each in self.do("actors")}
+
+    def agents(self) -> dict[str, int]:
+        """The process of each agent of a fleet that has one, by name."""
+        return {
+            each["name"]: each["pid"] for each in self.do("actors") if each["class"] == "AgentActor"
+        }
+
+    def until_actors(self, condition: Callable[[list[str]], bool]) -> None:
+        """Ask Ray for their names until this is true of them."""
+        while not condition([each["name"] for each in self.do("actors")]):
+            time.sleep(0.1)
+
+    def until_replaced(self, before: dict[str, int]) -> None:
+        """Until there are as many agents as these, and none of them is one of these."""
+
+        def are_replaced() -> bool:
+            now = self.agents()
+            return len(now) == len(before) and not set(now.values()) & set(before.values())
+
+        while not are_replaced():
+            time.sleep(0.1)
+
+    def until_processing(self, count: int) -> None:
+        """Until so many requests run."""
+        with self.client.stream("GET", "/api/v1/agents/stream") as response:
+            for line in response.iter_lines():
+                if line.startswith("data: "):
+                    agents = json.loads(line.removeprefix("data: "))["agents"]
+                    if sum(agent["slots_processing"] for agent in agents) >= count:
+                        return
+        raise AssertionError("the stream ended")
 
     def fleet(self, name: str) -> dict[str, Any]:
         return self.client.get(f"/api/v1/fleets/{name}").raise_for_status().json()

@@ -22,12 +22,18 @@ ray: Any = untyped_ray
 serve: Any = untyped_serve
 state: Any = untyped_state
 
+BALANCERS = "balancers"
+"""The label of the pool of nodes that they run on."""
+
 NODE = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 
 class Host:
     def __init__(self, http_port: int) -> None:
-        self._cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **NODE})
+        self._cluster: Any = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "labels": {"pool": BALANCERS}, **NODE},
+        )
         self._nodes: dict[str, Any] = {}
         ray.init(address=self._cluster.address, log_to_driver=False, namespace=APPLICATION)
         serve.start(
@@ -50,7 +56,12 @@ class Host:
         application = replica.options(
             num_replicas=replicas,
             max_ongoing_requests=most_ongoing(told.limits),
-            ray_actor_options={"num_cpus": 0, "runtime_env": environment},
+            max_replicas_per_node=1,
+            ray_actor_options={
+                "num_cpus": 0,
+                "label_selector": {"pool": BALANCERS},
+                "runtime_env": environment,
+            },
         ).bind(told)
         serve.run(application, name=APPLICATION, route_prefix="/")
 

@@ -1,0 +1,214 @@
+"""Fleets on a Ray cluster of several nodes: from zero and back to it, with nodes, balancers and supervisors
+that are killed, and with a new version of the project put in place. Real Ray, the echo engine.
+"""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cluster import PROJECT, RayCluster, start_cluster
+
+ROUTE = "/api/v1/continue_from_raw_prompt"
+SETTINGS = {"agent_port": 0, "engine": "echo", "buffer_size": 500}
+FLEET = {"max": 4, "slots": 2, "resources": {"cpus": 1}, "idle_time": 2}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Generator[RayCluster]:
+    """Two nodes for balancers, two with room for two agents each."""
+    with start_cluster({"HEADRACE_ECHO_PACE": "0.02"}) as cluster:
+        cluster.do("add", num_cpus=0, labels={"pool": "balancers"})
+        for name in ("a", "b"):
+            cluster.do("add", num_cpus=2, labels={"pool": name})
+        cluster.do("deploy", settings=SETTINGS, replicas=2)
+        yield cluster
+
+
+@pytest.fixture
+def fleet(cluster: RayCluster) -> Generator[str]:
+    """One of its own for each test, gone at the end."""
+    cluster.put_fleet("echo", **FLEET)
+    yield "echo"
+    cluster.client.delete("/api/v1/fleets/echo").raise_for_status()
+    cluster.until_actors(lambda names: not any("agent-echo" in name for name in names))
+
+
+@dataclass
+class Answers:
+    """Of many clients at once."""
+
+    cluster: RayCluster
+    texts: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list[str])
+
+    async def ask(self, client: httpx.AsyncClient, length: int) -> None:
+        body = {"raw_prompt": "x" * length, "max_tokens": length, "sampling": {"ignore_eos": True}}
+        text = ""
+        try:
+            async with client.stream("POST", ROUTE, json=body) as response:
+                async for line in response.aiter_lines():
+                    message = json.loads(line)
+                    if "Error" in message or response.status_code != 200:
+                        self.problems.append(line)
+                        return
+                    told = message["Response"]["response"]["GeneratedToken"]
+                    text += told.get("ContentToken", "")
+                    if "Done" in told:
+                        self.texts.append(text)
+                        return
+            self.problems.append("it ended without a word")
+        except httpx.HTTPError as error:
+            self.problems.append(repr(error))
+
+    async def ask_all(self, lengths: list[int]) -> None:
+        async with self.client() as client, asyncio.TaskGroup() as group:
+            for length in lengths:
+                group.create_task(self.ask(client, length))
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=str(self.cluster.client.base_url),
+            timeout=120,
+            trust_env=False,
+            limits=httpx.Limits(max_connections=None),
+        )
+
+
+async def test_a_burst_at_zero_is_served_from_several_nodes_and_the_agents_go_again(
+    cluster: RayCluster, fleet: str
+) -> None:
+    answers = Answers(cluster)
+
+    await answers.ask_all([10 + n % 20 for n in range(100)])
+
+    assert answers.problems == []
+    assert sorted(map(len, answers.texts)) == sorted(10 + n % 20 for n in range(100))
+    told = cluster.fleet(fleet)
+    assert (told["ready"], told["wanted"]) == (4, 4)
+    assert {"node", "process", "download", "load"} <= set(told["agents"][0]["seconds"])
+    assert (
+        len({cluster.node_of(f"headrace-agent-{agent['name']}") for agent in told["agents"]}) == 2
+    )
+    cluster.until_fleet(fleet, lambda now: now["seen"] == 0)
+
+
+async def test_a_node_that_dies_fails_no_request_and_its_agents_come_back_elsewhere(
+    cluster: RayCluster, fleet: str
+) -> None:
+    cluster.put_fleet(fleet, **{**FLEET, "min": 3, "idle_time": 600})
+    cluster.until_fleet(fleet, lambda now: now["ready"] == 3)
+    victim = cluster.node_of("headrace-agent-echo-1")
+    answers = Answers(cluster)
+    async with answers.client() as client, asyncio.TaskGroup() as group:
+        for _ in range(12):
+            group.create_task(answers.ask(client, 200))
+        await asyncio.to_thread(cluster.until_processing, 6)
+
+        await asyncio.to_thread(cluster.do, "kill_node", node=victim)
+        new = await asyncio.to_thread(cluster.do, "add", num_cpus=2, labels={"pool": "a"})
+
+    assert answers.problems == []
+    assert list(map(len, answers.texts)) == [200] * 12
+    cluster.until_fleet(fleet, lambda now: now["ready"] == 3)
+    assert cluster.node_of("headrace-agent-echo-1") in {new, *cluster.nodes()} - {victim}
+
+
+async def test_another_supervisor_finds_the_agents_of_the_one_that_was_killed(
+    cluster: RayCluster, fleet: str
+) -> None:
+    cluster.put_fleet(fleet, **{**FLEET, "min": 2, "idle_time": 600})
+    cluster.until_fleet(fleet, lambda now: now["ready"] == 2)
+    before = cluster.agents()
+
+    cluster.kill("Supervisor")
+    cluster.put_fleet(fleet, **{**FLEET, "min": 3, "idle_time": 600})
+
+    cluster.until_fleet(fleet, lambda now: now["ready"] == 3)
+    after = cluster.agents()
+    assert {name: after[name] for name in before} == before
+
+
+async def test_a_balancer_that_is_killed_loses_only_its_own_connections(
+    cluster: RayCluster, fleet: str
+) -> None:
+    cluster.put_fleet(fleet, **{**FLEET, "min": 4, "idle_time": 600})
+    cluster.until_fleet(fleet, lambda now: now["ready"] == 4)
+    answers = Answers(cluster)
+    async with answers.client() as client, asyncio.TaskGroup() as group:
+        for _ in range(8):
+            group.create_task(answers.ask(client, 200))
+        await asyncio.to_thread(cluster.until_processing, 8)
+
+        await asyncio.to_thread(cluster.kill, "BalancerReplica")
+
+    assert 0 < len(answers.texts) < 8
+    assert len(answers.texts) + len(answers.problems) == 8
+    assert all("the balancer was lost" in problem for problem in answers.problems)
+    again = Answers(cluster)
+    await again.ask_all([20] * 16)
+    assert again.problems == []
+
+
+@pytest.fixture
+def next_version(tmp_path: Path) -> Path:
+    """Another copy of the project, with a change in it."""
+    for package in ("agent", "balancer", "common", "deploy"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(PROJECT / package, tmp_path / package, ignore=ignored)
+    with (tmp_path / "common" / "ids.py").open("a") as file:
+        file.write("# The next version.\n")
+    return tmp_path
+
+
+async def test_a_new_version_takes_over_without_a_failed_request(
+    cluster: RayCluster, fleet: str, next_version: Path
+) -> None:
+    cluster.put_fleet(fleet, **{**FLEET, "min": 2, "idle_time": 600})
+    cluster.until_fleet(fleet, lambda now: now["ready"] == 2)
+    before = cluster.agents()
+    answers = Answers(cluster)
+    is_updated = asyncio.Event()
+
+    async def keep_asking(client: httpx.AsyncClient) -> None:
+        while not is_updated.is_set():
+            await answers.ask(client, 30)
+
+    async with answers.client() as client, asyncio.TaskGroup() as group:
+        for _ in range(6):
+            group.create_task(keep_asking(client))
+        settings = {**SETTINGS, "fleets": {"echo": {**FLEET, "min": 2, "idle_time": 600}}}
+        await asyncio.to_thread(
+            cluster.do, "deploy", settings=settings, replicas=2, path=str(next_version)
+        )
+        await asyncio.to_thread(cluster.until_replaced, before)
+        is_updated.set()
+
+    assert answers.problems == []
+    assert len(answers.texts) > 20
+
+
+def test_a_fleet_without_a_fitting_node_says_so_and_is_served_when_one_comes(
+    cluster: RayCluster,
+) -> None:
+    """B52."""
+    cluster.put_fleet("late", **FLEET, model={"LocalToAgent": "/models/late.gguf"})
+    cluster.put_fleet(
+        "late", **{**FLEET, "resources": {"cpus": 1, "labels": {"pool": "late"}}, "min": 2}
+    )
+    told = cluster.until_fleet("late", lambda now: now["reason"] is not None)
+    assert "pool=late" in told["reason"]
+    started: dict[str, Any] = cluster.agents()
+
+    cluster.do("add", num_cpus=1, labels={"pool": "late"})
+
+    told = cluster.until_fleet("late", lambda now: now["ready"] == 1)
+    assert (told["wanted"], told["starting"]) == (2, 1)
+    assert "full" in next(each["problem"] for each in told["agents"] if each["problem"])
+    assert len(cluster.agents()) == len(started) + 1
+    cluster.client.delete("/api/v1/fleets/late").raise_for_status()
