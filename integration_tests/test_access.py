@@ -179,15 +179,24 @@ async def test_neither_port_speaks_without_tls_or_an_old_one(locked: Locked) -> 
         writer.close()
 
 
-def test_no_key_and_no_prompt_is_in_a_log_or_a_command_line(locked: Locked) -> None:
-    """After all that was refused and answered above."""
+def read_files(folder: str) -> dict[str, bytes]:
+    paths = [path for path in Path(folder).rglob("*") if path.is_file() and not path.is_symlink()]
+    return {str(path): path.read_bytes() for path in paths}
+
+
+async def test_no_key_and_no_prompt_is_in_a_log_or_a_command_line(locked: Locked) -> None:
+    inference = {"authorization": f"Bearer {locked.keys[Role.INFERENCE]}"}
+    with pytest.raises(InvalidStatus):
+        await connect(locked.up.balancer, ssl=locked.tls, proxy=None, additional_headers=inference)
+    with locked.client(Role.INFERENCE) as client:
+        body = {"raw_prompt": PROMPT, "max_tokens": 5}
+        client.post("/api/v1/continue_from_raw_prompt", json=body).raise_for_status()
+        client.post("/api/v1/continue_from_raw_prompt", json={**body, "max_tokens": PROMPT})
+
     command_lines = " ".join(locked.up.command.processes())
     (folder,) = set(re.findall(r"/tmp/headrace-\w+", command_lines))
-    files = [path for path in Path(folder).rglob("*") if path.is_file() and not path.is_symlink()]
-    texts = {str(path): path.read_bytes() for path in files}
+    texts = read_files(folder)
     texts["command lines"] = command_lines.encode()
     texts["output"] = "\n".join(locked.up.command.lines).encode()
-
     assert any(b"this key is not one for agent" in text for text in texts.values())
-    found = [name for name, text in texts.items() for each in locked.secrets if each in text]
-    assert found == []
+    assert [name for name, text in texts.items() if any(s in text for s in locked.secrets)] == []
