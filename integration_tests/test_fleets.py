@@ -115,8 +115,10 @@ async def test_a_node_that_dies_fails_no_request_and_its_agents_come_back_elsewh
 
     assert answers.problems == []
     assert list(map(len, answers.texts)) == [200] * 12
-    cluster.until_fleet(fleet, lambda now: now["ready"] == 3)
-    assert cluster.node_of("headrace-agent-echo-1") in {new, *cluster.nodes()} - {victim}
+    cluster.until_fleet(fleet, lambda now: now["ready"] == now["wanted"] >= 3)
+    nodes = {cluster.node_of(f"headrace-agent-echo-{n}") for n in (1, 2, 3)}
+    assert victim not in nodes
+    assert new in nodes
 
 
 async def test_another_supervisor_finds_the_agents_of_the_one_that_was_killed(
@@ -147,8 +149,9 @@ async def test_a_balancer_that_is_killed_loses_only_its_own_connections(
 
         await asyncio.to_thread(cluster.kill, "BalancerReplica")
 
-    assert 0 < len(answers.texts) < 8
-    assert len(answers.texts) + len(answers.problems) == 8
+    served, lost = len(answers.texts), len(answers.problems)
+    assert served + lost == 8
+    assert 0 < lost < 8
     assert all("the balancer was lost" in problem for problem in answers.problems)
     again = Answers(cluster)
     await again.ask_all([20] * 16)
@@ -169,7 +172,7 @@ def next_version(tmp_path: Path) -> Path:
 async def test_a_new_version_takes_over_without_a_failed_request(
     cluster: RayCluster, fleet: str, next_version: Path
 ) -> None:
-    cluster.put_fleet(fleet, **{**FLEET, "min": 2, "idle_time": 600})
+    cluster.put_fleet(fleet, **{**FLEET, "min": 2, "max": 2, "idle_time": 600})
     cluster.until_fleet(fleet, lambda now: now["ready"] == 2)
     before = cluster.agents()
     answers = Answers(cluster)
@@ -182,9 +185,8 @@ async def test_a_new_version_takes_over_without_a_failed_request(
     async with answers.client() as client, asyncio.TaskGroup() as group:
         for _ in range(6):
             group.create_task(keep_asking(client))
-        settings = {**SETTINGS, "fleets": {"echo": {**FLEET, "min": 2, "idle_time": 600}}}
         await asyncio.to_thread(
-            cluster.do, "deploy", settings=settings, replicas=2, path=str(next_version)
+            cluster.do, "deploy", settings=SETTINGS, replicas=2, path=str(next_version)
         )
         await asyncio.to_thread(cluster.until_replaced, before)
         is_updated.set()

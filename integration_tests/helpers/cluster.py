@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,26 @@ ENVIRONMENT = {
     **RAY_ENVIRONMENT,
     **QUICK_LOSSES,
     "RAY_AUTH_MODE": "disabled",
+    # Else the only proxy would ask the balancer on its own node alone.
+    "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # all on loopback
     "PYTHONPATH": str(PROJECT),
 }
+
+
+PATIENCE = 60.0
+"""Seconds that anything may take."""
+
+
+@contextlib.contextmanager
+def _limited() -> Generator[Callable[[], None]]:
+    end = time.monotonic() + PATIENCE
+
+    def poll() -> None:
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
+
+    yield poll
 
 
 @dataclass
@@ -81,28 +98,26 @@ class RayCluster:
 
     def until_actors(self, condition: Callable[[list[str]], bool]) -> None:
         """Ask Ray for their names until this is true of them."""
-        while not condition([each["name"] for each in self.do("actors")]):
-            time.sleep(0.1)
+        with _limited() as poll:
+            while not condition([each["name"] for each in self.do("actors")]):
+                poll()
 
     def until_replaced(self, before: dict[str, int]) -> None:
-        """Until there are as many agents as these, and none of them is one of these."""
+        """Until there are as many agents, and none of them is one of these."""
 
         def are_replaced() -> bool:
             now = self.agents()
-            return len(now) == len(before) and not set(now.values()) & set(before.values())
+            return len(now) >= len(before) and not set(now.values()) & set(before.values())
 
-        while not are_replaced():
-            time.sleep(0.1)
+        with _limited() as poll:
+            while not are_replaced():
+                poll()
 
     def until_processing(self, count: int) -> None:
         """Until so many requests run."""
-        with self.client.stream("GET", "/api/v1/agents/stream") as response:
-            for line in response.iter_lines():
-                if line.startswith("data: "):
-                    agents = json.loads(line.removeprefix("data: "))["agents"]
-                    if sum(agent["slots_processing"] for agent in agents) >= count:
-                        return
-        raise AssertionError("the stream ended")
+        for state in self._follow("/api/v1/agents/stream"):
+            if sum(agent["slots_processing"] for agent in state["agents"]) >= count:
+                return
 
     def fleet(self, name: str) -> dict[str, Any]:
         return self.client.get(f"/api/v1/fleets/{name}").raise_for_status().json()
@@ -112,12 +127,21 @@ class RayCluster:
 
     def until_fleet(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Follow the fleet until this is true of it."""
-        with self.client.stream("GET", "/api/v1/fleets/stream") as response:
+        for state in self._follow("/api/v1/fleets/stream"):
+            fleet = state["fleets"].get(name)
+            if fleet is not None and condition(fleet):
+                return fleet
+        raise AssertionError("it follows for ever, or fails")
+
+    def _follow(self, route: str) -> Iterator[dict[str, Any]]:
+        end = time.monotonic() + PATIENCE
+        state: dict[str, Any] = {}
+        with self.client.stream("GET", route) as response:
             for line in response.iter_lines():
                 if line.startswith("data: "):
-                    fleet = json.loads(line.removeprefix("data: "))["fleets"].get(name)
-                    if fleet is not None and condition(fleet):
-                        return fleet
+                    state = json.loads(line.removeprefix("data: "))
+                    yield state
+                assert time.monotonic() < end, f"it stays like this: {state}"
         raise AssertionError("the stream ended")
 
 

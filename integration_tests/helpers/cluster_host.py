@@ -30,6 +30,7 @@ NODE = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 class Host:
     def __init__(self, http_port: int) -> None:
+        os.chdir("/")  # Ray has its workers look for modules in the present folder first
         self._cluster: Any = Cluster(
             initialize_head=True,
             head_node_args={"num_cpus": 0, "labels": {"pool": BALANCERS}, **NODE},
