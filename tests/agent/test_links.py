@@ -214,7 +214,11 @@ async def test_to_be_held_for_dead_by_one_is_to_fail(
 
 
 async def test_what_a_balancer_says_that_takes_leave_makes_nothing_fail(
-    balancers: list[PlayedBalancer], urls: list[str], owner: Owner, links: Links
+    balancers: list[PlayedBalancer],
+    urls: list[str],
+    owner: Owner,
+    links: Links,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     links.start()
     first, _ = [await joined(balancer) for balancer in balancers]
@@ -222,13 +226,19 @@ async def test_what_a_balancer_says_that_takes_leave_makes_nothing_fail(
     links.dial(urls[1:])
     await first.socket.close(GIVEN_UP, "it says nothing")
     await owner.until(lambda: owner.lost_links == [urls[0]])
+    await links.close()
 
     assert owner.errors == []
+    assert [each for each in caplog.records if each.levelname == "ERROR"] == []
 
 
 async def test_closing_waits_for_no_balancer_that_is_not_there(
-    balancers: list[PlayedBalancer], urls: list[str], owner: Owner
+    balancers: list[PlayedBalancer],
+    urls: list[str],
+    owner: Owner,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("agent.links.GOOD_BYE_TIMEOUT", 1000.0)
     links = Links([*urls, "ws://127.0.0.1:9"], owner)
     links.start()
     first, second = [await joined(balancer) for balancer in balancers]

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
-from engines import HeldEngine
+from engines import HeldEngine, HeldVocabulary
 from linked import (
     HELD,
     OTHER,
@@ -27,14 +27,18 @@ from common.messages import (
     REFUSED,
     Busy,
     Cancel,
+    Described,
     Failed,
     Finished,
     FinishReason,
+    Status,
+    Step,
     Swap,
     Tokenized,
 )
 from common.models import Application, Phase
 
+R4 = RequestId("r4")
 LONG = "a longer one"
 
 
@@ -164,6 +168,62 @@ async def test_what_another_balancer_says_of_a_request_changes_nothing(
     await two.silent_until(lambda status: status.slots_processing == 0)
 
 
+async def test_a_request_that_goes_by_the_name_of_anothers_question_is_refused(
+    one: PlayedLink, other_balancer: PlayedBalancer, engine: HeldEngine
+) -> None:
+    engine.vocabulary = vocabulary = HeldVocabulary()
+    two = await other_balancer.link()
+    await one.ready()
+    await two.status(lambda status: status.slots_total > 0)
+    try:
+        await one.send(to_tokenize(R1))
+        await asyncio.to_thread(vocabulary.is_used.wait, 10)
+
+        await two.send(ask(R1))
+
+        assert await two.event() == Busy(R1)
+    finally:
+        vocabulary.may_go_on.set()
+    assert isinstance(await one.event(), Tokenized)
+
+
+async def take_all(one: PlayedLink, two: PlayedLink, engine: HeldEngine) -> None:
+    """One balancer takes both slots, the other one is refused, and the first request ends."""
+    await one.send(ask(R1, "a"), ask(R2, LONG))
+    await two.status(lambda status: status.slots_elsewhere == 2)
+    await two.send(ask(R3))
+    assert await two.event() == Busy(R3)
+    engine.allow(4)
+    assert (await one.outcome(R1))[0] == "a"
+
+
+async def test_a_free_slot_is_first_for_the_balancer_that_has_fewer(
+    one: PlayedLink, two: PlayedLink, engine: HeldEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.service.OFFER_TIME", 1000.0)
+    await take_all(one, two, engine)
+
+    await one.send(ask(R4))
+    assert (await one.outcome(R4))[1] == Busy(R4)
+    await two.send(ask(R3, "x"))
+    engine.open()
+
+    assert (await two.outcome(R3))[0] == "x"
+
+
+async def test_a_free_slot_that_the_other_balancer_leaves_is_everybodys_soon(
+    one: PlayedLink, two: PlayedLink, engine: HeldEngine
+) -> None:
+    await take_all(one, two, engine)
+    await one.status(lambda status: status.slots_elsewhere == 1)
+
+    await one.status(lambda status: status.slots_elsewhere == 0)
+
+    await one.send(ask(R4, "x"))
+    engine.open()
+    assert (await one.outcome(R4))[0] == "x"
+
+
 async def test_texts_are_tokenized_for_each_balancer(one: PlayedLink, two: PlayedLink) -> None:
     await two.send(to_tokenize(R1))
 
@@ -237,14 +297,14 @@ async def test_a_model_that_is_given_up_is_not_tried_again_because_another_balan
     await one.status(lambda status: status.awaits_turn)
     await one.send(Swap(1))
     await one.status(lambda status: status.turn_taken == 1)
-    loads = list(models.loads)
+    await two.status(lambda status: status.application is Application.STUCK)
 
     await two.send(wanted(OTHER, number=2), to_tokenize(R1))
 
-    assert isinstance(await two.event(), Tokenized)  # read behind it
-    await one.send(to_tokenize(R2))
-    assert isinstance(await one.event(), Tokenized)
-    assert models.loads == loads
+    while not isinstance(frame := await two.frame(), Step):  # read behind it
+        assert isinstance(frame, Described) or (
+            isinstance(frame, Status) and frame.application is Application.STUCK
+        )
     await two.send(wanted(HELD, number=3))
     status = await two.status(lambda status: status.applied == 3)
     assert status.application is Application.APPLIED

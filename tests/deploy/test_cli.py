@@ -58,6 +58,7 @@ def headrace(
         (["agent", "--balancer", "ws://127.0.0.1:99999"], "--balancer"),
         (["agent", "--balancer", "ws://a..b:80"], "--balancer"),
         (["agent", "--balancer", "ws://"], "--balancer"),
+        (["agent", "--balancer", "ws://127.0.0.1:1", "--balancer", "there"], "'there'"),
         (["agent", "--name", "a\nb"], "--name"),
         (["agent", "--label", ""], "--label"),
         (["agent", "--key-file", "/nowhere"], "/nowhere: No such file"),
