@@ -7,6 +7,7 @@ Workers that are missing on premises are looked at over ssh, all at once.
 import asyncio
 import json
 import logging
+import os
 import shlex
 import shutil
 import socket
@@ -162,9 +163,13 @@ def ask_head(file: Path) -> Cluster:
     for line in done.stdout.splitlines():
         if line.startswith('{"version"'):
             return parse_cluster(line)
-    said = (line.strip() for line in reversed((done.stdout + done.stderr).splitlines()))
-    last = next(filter(None, said), f"status {done.returncode}")
-    raise HeadraceError(f"the head does not tell which nodes it has: {last}")
+    said = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
+    # `ray exec` ends with the whole ssh command.
+    told = [
+        line for line in said if line and not line.startswith(("ssh -", "Error: Command failed"))
+    ]
+    reason = told[-1] if told else f"status {done.returncode}"
+    raise HeadraceError(f"the head does not tell which nodes it has: {reason}")
 
 
 def parse_cluster(line: str) -> Cluster:
@@ -234,7 +239,8 @@ async def _knock(ssh: str, options: Iterable[str], target: str) -> str | None:
     except TimeoutError:
         return f"no answer from {host}, port {port} (ssh), within {CONNECT_TIMEOUT:g} s"
     except OSError as error:
-        return f"{host}, port {port} (ssh): {error.strerror or error}"
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        return f"{host}, port {port} (ssh): {reason or error}"
     writer.close()
     return None
 

@@ -1,10 +1,12 @@
 """The files of ``deploy/`` as an operator uses them, on a Ray that was started before."""
 
 import json
+import shutil
+import threading
 import time
 from collections.abc import Generator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -12,26 +14,72 @@ import yaml
 from product import START_TIMEOUT, free_port
 from ray_started import StartedRay, start_ray
 
-SERVE_FILE = Path(__file__).parents[1] / "deploy" / "serve.yaml"
+ROOT = Path(__file__).parents[1]
+SERVE_FILE = ROOT / "deploy" / "serve.yaml"
 
 QUESTION = {"model": "echo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20}
 
 
+KEYS = {role: f"the-only-key-for-{role}" for role in ("inference", "management", "agent")}
+
+
 @pytest.fixture(scope="module")
 def started_ray() -> Generator[StartedRay]:
-    with start_ray(role="balancer", pool="cpu") as started:
+    keys = "\n".join(f"{role} {key}" for role, key in KEYS.items())
+    environment = {"HEADRACE_KEYS": keys, "HEADRACE_ECHO_PACE": "0.05"}
+    with start_ray(environment, role="balancer", pool="cpu") as started:
         yield started
 
 
-def with_values(file: dict[str, Any], *, port: int, keys: Path) -> dict[str, Any]:
-    """Only what a machine without models needs changed."""
-    file["http_options"]["port"] = port
-    (application,) = file["applications"]
-    arguments = application["args"]
-    arguments["keys"] = str(keys)
-    arguments["engine"] = "echo"
-    arguments["fleets"]["cpu"]["model"] = {"LocalToAgent": "/echo.gguf"}
-    return file
+@dataclass
+class Operator:
+    ray: StartedRay
+    copy: Path
+    port: int = field(default_factory=free_port)
+
+    def deploy(self, **environment: str) -> None:
+        """The file, with only the values changed that a machine without models cannot have."""
+        file = yaml.safe_load(SERVE_FILE.read_text())
+        file["http_options"]["port"] = self.port
+        (application,) = file["applications"]
+        if environment:
+            application["runtime_env"] = {"env_vars": environment}
+        arguments = application["args"]
+        arguments["engine"] = "echo"
+        fleet = arguments["fleets"]["cpu"]
+        fleet["model"] = {"LocalToAgent": "/echo.gguf"}
+        fleet["resources"]["cpus"] = 1  # a second one finds room beside it
+        self.copy.write_text(yaml.safe_dump(file))
+        done = self.ray.run("serve", "deploy", str(self.copy))
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def client(self, role: str | None) -> httpx.Client:
+        headers = {} if role is None else {"authorization": f"Bearer {KEYS[role]}"}
+        return httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}",
+            headers=headers,
+            trust_env=False,
+            timeout=START_TIMEOUT,
+        )
+
+    def agents(self) -> list[tuple[str, str]]:
+        with self.client("management") as client:
+            fleet = client.get("/api/v1/fleets/cpu").raise_for_status().json()
+        return [(agent["name"], agent["phase"]) for agent in fleet["agents"]]
+
+
+@dataclass
+class Asking:
+    """A client who asks again and again, until told to stop."""
+
+    client: httpx.Client
+    statuses: list[int] = field(default_factory=list[int])
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        while not self.is_over.is_set():
+            response = self.client.post("/v1/chat/completions", json=QUESTION)
+            self.statuses.append(response.status_code)
 
 
 def until_it_serves(client: httpx.Client) -> None:
@@ -47,30 +95,44 @@ def until_it_serves(client: httpx.Client) -> None:
     raise AssertionError("no replica has come")
 
 
-def test_what_is_deployed_from_the_file_starts_an_agent_for_the_first_request(
+def test_a_fleet_starts_with_the_first_request_and_an_upgrade_fails_none(
     started_ray: StartedRay, tmp_path: Path
 ) -> None:
-    port = free_port()
-    keys = tmp_path / "keys"
-    made = started_ray.run("headrace", "keys", "--output", str(keys))
-    copy = tmp_path / "serve.yaml"
-    file = with_values(yaml.safe_load(SERVE_FILE.read_text()), port=port, keys=keys)
-    copy.write_text(yaml.safe_dump(file))
-
-    deployed = started_ray.run("serve", "deploy", str(copy))
-
-    assert made.returncode == 0, made.stderr
-    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
-    (key,) = (line.split()[1] for line in keys.read_text().splitlines() if "inference " in line)
-    address = f"http://127.0.0.1:{port}"
-    with httpx.Client(base_url=address, trust_env=False, timeout=START_TIMEOUT) as client:
+    operator = Operator(started_ray, tmp_path / "serve.yaml")
+    operator.deploy()
+    with operator.client("inference") as client, operator.client(None) as stranger:
         until_it_serves(client)
-        without_key = client.post("/v1/chat/completions", json=QUESTION)
-        answer = client.post(
-            "/v1/chat/completions", json=QUESTION, headers={"authorization": f"Bearer {key}"}
-        )
-    assert without_key.status_code == 401
-    assert "Hello" in answer.json()["choices"][0]["message"]["content"]
+
+        without_key = stranger.post("/v1/chat/completions", json=QUESTION)
+        answer = client.post("/v1/chat/completions", json=QUESTION)
+
+        assert without_key.status_code == 401
+        assert "Hello" in answer.json()["choices"][0]["message"]["content"]
+        assert [name for name, _ in operator.agents()] == ["cpu-1"]
+
+        asking = Asking(client)
+        thread = threading.Thread(target=asking.run)
+        thread.start()
+        try:
+            operator.deploy(PYTHONPATH=str(another_version(tmp_path / "another")))
+            deadline = time.monotonic() + START_TIMEOUT
+            while operator.agents() != [("cpu-2", "ready")] and time.monotonic() < deadline:
+                time.sleep(0.2)
+        finally:
+            asking.is_over.set()
+            thread.join()
+
+    assert operator.agents() == [("cpu-2", "ready")]
+    assert len(asking.statuses) > 10
+    assert set(asking.statuses) == {200}
+
+
+def another_version(folder: Path) -> Path:
+    for package in ("common", "balancer", "agent", "deploy"):
+        shutil.copytree(ROOT / package, folder / package)
+    with (folder / "common" / "ids.py").open("a") as file:
+        file.write("# another version\n")
+    return folder
 
 
 def test_nodes_that_have_not_joined_are_named_with_the_reason(

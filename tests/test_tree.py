@@ -57,7 +57,7 @@ DRIVEN = {
     "deploy/agents.py": "test_agent_process.py",
     "deploy/keeper.py": "test_keeper.py",
     "deploy/session.py": "test_up.py",
-    "deploy/show_nodes.py": "test_nodes.py",
+    "deploy/show_nodes.py": "test_deployment.py",
 }
 
 

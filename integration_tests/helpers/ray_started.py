@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +37,13 @@ class StartedRay:
 
 
 @contextmanager
-def start_ray(**labels: str) -> Generator[StartedRay]:
+def start_ray(environment: Mapping[str, str], **labels: str) -> Generator[StartedRay]:
     """One node on the loopback interface, with a dashboard, for which a token is wanted."""
     folder = tempfile.mkdtemp(prefix="hr-")  # short: Ray makes sockets below it
     port, dashboard, client = free_port(), free_port(), free_port()
-    environment = {
+    told = {
         **RAY_ENVIRONMENT,
+        **environment,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -57,12 +58,14 @@ def start_ray(**labels: str) -> Generator[StartedRay]:
         *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}"),
         f"--dashboard-agent-listen-port={free_port()}",
         f"--labels={','.join(f'{key}={value}' for key, value in labels.items())}",
-        program=(str(BESIDE_PYTHON / "ray"),),
-        environment=environment,
+        # Ray puts the folder that it is started in before all others where its processes look for
+        # modules: not that of our sources, which would hide another version.
+        program=("env", f"--chdir={folder}", str(BESIDE_PYTHON / "ray")),
+        environment=told,
     )
     try:
         command.expect("--block")
-        yield StartedRay(environment)
+        yield StartedRay(told)
     finally:
         command.kill_the_rest()  # asked to stop, Ray may take half a minute
         command.ended()

@@ -1,6 +1,5 @@
 """The files of ``ray up``: what Ray's own check says of them, and what they promise."""
 
-import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from ray_checks import check_cluster
 
 from deploy.nodes import read_cluster
 from deploy.up import RAY_ENVIRONMENT
@@ -22,15 +22,6 @@ def read(name: str) -> dict[str, Any]:
     return yaml.safe_load((ROOT / name).read_text())
 
 
-def check(config: dict[str, Any]) -> dict[str, Any]:
-    """As ``ray up`` does before it does anything else. Return it as Ray has filled it in."""
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    prepared = prepare_config(copy.deepcopy(config))
-    validate_config(prepared)
-    return prepared
-
-
 def start_commands(config: dict[str, Any]) -> list[str]:
     commands = (*config["head_start_ray_commands"], *config["worker_start_ray_commands"])
     return [command for command in commands if "ray start" in command]
@@ -38,7 +29,7 @@ def start_commands(config: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_ray_takes_it(name: str) -> None:
-    check(read(name))
+    check_cluster(read(name))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +42,7 @@ def test_ray_takes_it(name: str) -> None:
 )
 def test_ray_refuses_what_it_does_not_know(name: str, change: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError):
-        check(read(name) | change)
+        check_cluster(read(name) | change)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -98,8 +89,8 @@ def test_no_agent_is_put_on_the_head() -> None:
 
 def test_all_machines_of_ones_own_are_declared_and_workers_on_aws_start_from_zero() -> None:
     assert read_cluster(read(LOCAL)).least == len(read(LOCAL)["provider"]["worker_ips"])
-    assert read_cluster(check(read(LOCAL))) == read_cluster(read(LOCAL))
-    assert read_cluster(check(read(AWS))).types == {}
+    assert read_cluster(check_cluster(read(LOCAL))) == read_cluster(read(LOCAL))
+    assert read_cluster(check_cluster(read(AWS))).types == {}
 
 
 def test_workers_of_ones_own_are_started_by_the_autoscaler_that_can() -> None:
