@@ -122,7 +122,7 @@ def test_the_command_of_the_unit_has_these_options() -> None:
     )
 
     assert options
-    assert all(option in done.stdout for option in options)
+    assert all(f" {option} " in done.stdout for option in options)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
