@@ -3,6 +3,7 @@ changed by the test.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from balancer.fleet_plan import Drain, Effect, FleetPlan, FleetReport, Member, Reserve, Start, Stop
 from balancer.fleets import Fleet
@@ -15,7 +16,7 @@ SLOTS = 4
 class FleetWorld:
     """``max`` is 8 if nothing is said; agents have ``SLOTS`` slots. The plan has watched for long."""
 
-    def __init__(self, generation: str = "g1", **wish: object) -> None:
+    def __init__(self, generation: str = "g1", **wish: Any) -> None:
         self.now = 0.0
         self.members: dict[str, Member] = {}
         self.reserved: Reserve | None = None
@@ -27,7 +28,7 @@ class FleetWorld:
             self.plan.plan({}, [], now=-100_000)
             self.want(generation, **wish)
 
-    def want(self, generation: str = "g1", fleet: str = "f", **wish: object) -> None:
+    def want(self, generation: str = "g1", fleet: str = "f", **wish: Any) -> None:
         self.wishes[fleet] = Fleet.model_validate({"max": 8} | wish)
         self.generations[fleet] = generation
         self.plan.want(self.wishes, self.generations)
