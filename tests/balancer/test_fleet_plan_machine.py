@@ -8,12 +8,12 @@ import os
 from collections import Counter
 
 from bodies import PATIENT
-from fleet_world import SLOTS, TICK, FleetWorld
+from fleet_world import SLOTS, FleetWorld
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from balancer.fleet_plan import NO_NODE, TELL_AGAIN, Drain, Effect, Member, Reserve, Start, Stop
+from balancer.fleet_plan import TELL_AGAIN, Drain, Effect, Member, Reserve, Start, Stop
 from common.models import Phase
 
 FLEETS = ("a", "b")
@@ -90,6 +90,7 @@ class Histories(RuleBasedStateMachine):
                 for effect in effects
             )
             assert len(self.of(fleet)) + gone <= self.world.wishes[fleet].max + has_old + gone
+        self.check_reports()
         for name in [*self.told_at]:
             if name not in self.world.members:
                 del self.told_at[name]
@@ -143,8 +144,7 @@ class Histories(RuleBasedStateMachine):
                 assert all(
                     each.name in gone
                     or each.processing
-                    or (each.generation == self.wanted(member.fleet)
-                    and is_old)
+                    or (each.generation == self.wanted(member.fleet) and is_old)
                     or self.newest_waits(there, member.fleet)
                     for each in there
                 )
@@ -249,8 +249,7 @@ class Histories(RuleBasedStateMachine):
 
     # What holds
 
-    @invariant()
-    def the_reports_add_up(self) -> None:
+    def check_reports(self) -> None:
         for name, report in self.world.plan.reports().items():
             wish = self.world.wishes.get(name)
             assert report.wanted >= 0
@@ -263,6 +262,7 @@ class Histories(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         self.nodes = 100
+        self.failed_at.clear()
         self.generation += 1
         for fleet in self.world.wishes:
             wish = self.world.wishes[fleet].model_dump(exclude_none=True)

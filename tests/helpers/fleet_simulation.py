@@ -36,7 +36,7 @@ HOUR = 3600.0
 DAY = 24 * HOUR
 TICK = 0.5
 """Seconds between plans while something is going on."""
-CALM_TICK = 5.0
+CALM_TICK = 10.0
 """Else."""
 
 NODE_STAYS = 300.0
@@ -103,18 +103,18 @@ class Traffic:
 WORKING_DAY = {
     "chat": Traffic(
         Fleet(slots=4, max=32),
-        # Night, morning, lunch, afternoon, evening. In the dead of night nobody comes.
+        # In the dead of night nobody comes.
         (
-            (5.5, 0.05),
-            (9, 0.8),
-            (11.5, 1.0),
-            (12.5, 0.6),
-            (15, 1.3),
-            (18, 0.5),
-            (23, 0.1),
-            (24, 0.05),
+            (5.5, 0.03),
+            (9, 0.4),
+            (11.5, 0.5),
+            (12.5, 0.3),
+            (15, 0.65),
+            (18, 0.25),
+            (23, 0.05),
+            (24, 0.03),
         ),
-        seconds=20,
+        seconds=40,
         bursts=4,
         burst=(15, 40),
     ),
@@ -191,6 +191,12 @@ class Record:
     def hurried_turns(self) -> int:
         """That were followed by another one within ten minutes."""
         return sum(after - before < 600 for before, after in pairwise(self.turns))
+
+    def most_turns(self, seconds: float = 600.0) -> int:
+        """In any time so long."""
+        turns = self.turns
+        counts = (sum(begin <= turn < begin + seconds for turn in turns) for begin in turns)
+        return max(counts, default=0)
 
     def wanted_at(self, time: float) -> int:
         return next((wanted for at, wanted in reversed(self.wanted) if at <= time), 0)
