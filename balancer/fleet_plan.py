@@ -32,7 +32,14 @@ NODE_IS_SLOW = 5.0
 """Seconds that an agent waits for a node before it is said."""
 
 NO_NODE = 30.0
-"""Seconds that an agent waits for a node before no more are started, and an old one makes room."""
+"""Seconds that an agent waits for a node before no more are started, and an idle one of an old
+generation makes room.
+"""
+
+NO_NODE_EVER = 180.0
+"""Seconds after which a busy one of an old generation makes room: a node that is bought takes
+minutes, and until then it serves.
+"""
 
 UNSEEN = 30.0
 """Seconds after which a start that nobody has seen anything of has failed."""
@@ -510,12 +517,13 @@ class _State:
                 self._dismiss(self._least_used(old), now=now)
             self.newcomer = None
             self.room_made = False
-        elif self._waits_for_node(newcomer, NO_NODE, now=now) and not (
-            self.room_made or self._is_crash_loop or self._is_somebody_going
-        ):
+        elif not (self.room_made or self._is_crash_loop or self._is_somebody_going):
             # There may be no room for both: one GPU. Better a pause than no change at all.
-            self._dismiss(self._least_used(old), now=now)
-            self.room_made = True
+            leaving = self._least_used(old)
+            patience = NO_NODE_EVER if leaving.processing else NO_NODE
+            if self._waits_for_node(newcomer, patience, now=now):
+                self._dismiss(leaving, now=now)
+                self.room_made = True
 
     def _least_used(self, members: Iterable[Member]) -> Member:
         """Idle for longest, or with least to do."""

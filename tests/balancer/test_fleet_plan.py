@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from fleet_world import FleetWorld
 
@@ -193,6 +195,16 @@ def test_of_agents_that_were_idle_as_long_the_newest_goes() -> None:
     assert world.run(10) == [*timed(0, drained(3)), *timed(2, drained(2))]
 
 
+def test_while_there_is_load_it_takes_twice_as_long_until_one_goes() -> None:
+    world = FleetWorld(min=1, idle_time=60)
+    world.add(1, 2, processing=3)
+    world.run(1)
+    world.come(1, processing=1)
+    world.come(2)
+
+    assert world.run(150) == timed(120, drained(2))
+
+
 def test_load_that_comes_and_goes_within_the_idle_time_changes_nothing() -> None:
     world = FleetWorld(min=1, idle_time=60)
     world.add(1, 2, 3, processing=3)
@@ -275,6 +287,16 @@ def test_a_lower_max_takes_who_does_not_serve_then_who_is_idle_then_who_has_leas
     world.want(max=0)
     assert world.step() == drained(1)
     assert world.run(5, f=3) == []
+
+
+def test_of_busy_agents_the_one_with_least_to_do_goes() -> None:
+    world = FleetWorld(max=2)
+    world.add(1, processing=1)
+    world.add(2, processing=3)
+    world.step()
+    world.want(max=1)
+
+    assert world.step() == drained(1)
 
 
 def test_a_deleted_fleet_finishes_what_runs() -> None:
@@ -365,6 +387,7 @@ def test_an_idle_agent_makes_room_for_the_next_generation() -> None:
     assert world.run(90) == []  # one only, also when another fleet gets the node
     world.come(3)
     assert world.step() == []
+    world.come(1)
     assert world.run(31) == [
         *timed(0, started(2, generation="g2")),
         *timed(30, drained(1)),
@@ -378,10 +401,43 @@ def test_where_nobody_is_idle_who_has_least_to_do_makes_room() -> None:
     world.step()
     world.want("g2", max=2)
 
-    assert [effect for _, effect in world.run(31)] == [
-        *started(3, generation="g2"),
-        *drained(1),
-    ]
+    # A node that is bought takes minutes, and they serve until then.
+    assert world.run(200) == [*timed(0, started(3, generation="g2")), *timed(180, drained(1))]
+
+
+def test_what_was_replaced_does_not_go_because_the_old_ones_are_busy() -> None:
+    world = FleetWorld(max=2)
+    world.add(1, 2, processing=1)
+    world.step()
+    world.want("g2", max=2)
+    world.step()
+    world.come(3)
+
+    assert world.step() == drained(2)
+    assert world.run(60) == []
+
+
+def test_idle_agents_of_an_old_generation_are_no_help_to_those_who_wait() -> None:
+    world = FleetWorld(min=3)
+    world.add(1, 2, 3)
+    world.step()
+    world.want("g2", min=3)
+
+    effects = [effect for _, effect in world.run(20, f=5)]
+
+    assert effects == started(4, 5, 6, generation="g2")
+
+
+def test_a_problem_of_an_old_agent_does_not_keep_the_next_generation_from_coming() -> None:
+    world = FleetWorld(min=1)
+    world.add(1)
+    world.step()
+    world.members["f-1"] = replace(world.members["f-1"], slots=0, problem="its file is gone")
+    world.want("g2", min=1)
+
+    assert world.step() == started(2, generation="g2")
+    world.come(2)
+    assert world.step() == drained(1)
 
 
 def test_a_new_generation_that_has_a_problem_leaves_the_old_one_as_it_is() -> None:
@@ -580,7 +636,7 @@ def test_a_wish_that_no_node_fulfils_changes_nothing_more() -> None:
 
     assert world.run(30, f=20)[0] == (2.0, Start("f-3", "f", "g1"))
     members = sorted(world.members)
-    assert world.run(3600, f=20) == []
+    assert world.run(3600, f=40) == []
     assert sorted(world.members) == members
     assert "wait for a node" in str(world.report.reason)
 
