@@ -406,15 +406,27 @@ def test_where_nobody_is_idle_who_has_least_to_do_makes_room() -> None:
 
 
 def test_what_was_replaced_does_not_go_because_the_old_ones_are_busy() -> None:
-    world = FleetWorld(max=2)
-    world.add(1, 2, processing=1)
+    world = FleetWorld(max=3)
+    world.add(1, 2, 3, processing=1)
     world.step()
-    world.want("g2", max=2)
+    world.want("g2", max=3)
     world.step()
-    world.come(3)
+    world.come(4)
 
-    assert world.step() == drained(2)
+    assert world.step() == drained(3)
     assert world.run(60) == []
+
+
+def test_nobody_makes_room_while_another_one_does() -> None:
+    world = FleetWorld(min=1, max=3)
+    world.add(1)
+    world.add(2, phase=Phase.DRAINING, processing=1)
+    world.step()
+    world.want("g2", min=1, max=3)
+
+    assert world.run(100) == timed(0, started(3, generation="g2"))
+    del world.members["f-2"]
+    assert world.run(1) == timed(0, drained(1))
 
 
 def test_idle_agents_of_an_old_generation_are_no_help_to_those_who_wait() -> None:
