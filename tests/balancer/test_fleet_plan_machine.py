@@ -140,14 +140,14 @@ class Histories(RuleBasedStateMachine):
             if any(each.phase in (Phase.READY, Phase.NODE) for each in fresh):
                 return
         if len(there) > wish.max:
-            if member.processing:  # nobody is left who would have done instead
-                assert all(
-                    each.name in gone
-                    or each.processing
-                    or (each.generation == self.wanted(member.fleet) and is_old)
-                    or self.newest_waits(there, member.fleet)
-                    for each in there
-                )
+            spared = [
+                each
+                for each in there
+                if each.generation == member.generation
+                and each.name not in gone
+                and not each.processing
+            ]
+            assert not (member.processing and spared)
             return
         assert not member.processing
         if member.phase is Phase.READY:
@@ -156,11 +156,6 @@ class Histories(RuleBasedStateMachine):
         else:
             assert member.phase is Phase.NODE
             assert len(there) > wish.min
-
-    def newest_waits(self, there: list[Member], fleet: str) -> bool:
-        """One more than ``max`` may come to replace an old one."""
-        generations = {each.generation != self.wanted(fleet) for each in there}
-        return len(generations) == 2
 
     @rule(pick=picks)
     def goes_on(self, pick: int) -> None:
