@@ -11,7 +11,7 @@ from bodies import PATIENT
 from fleet_world import SLOTS, FleetWorld
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from balancer.fleet_plan import TELL_AGAIN, Drain, Effect, Member, Reserve, Start, Stop
 from common.models import Phase
@@ -28,19 +28,24 @@ NEXT = {
 fleets = st.sampled_from(FLEETS)
 picks = st.integers(0, 1000)
 """Which of those that there are."""
-bounds = st.tuples(st.integers(0, 2), st.integers(0, 3)).map(lambda b: (min(b), max(b)))
+bounds = st.sampled_from([(0, 1), (0, 3), (1, 1), (1, 2), (2, 2), (2, 3), (0, 0)])
 
 
 class Histories(RuleBasedStateMachine):
-    @initialize(min_and_max=bounds)
-    def begin(self, min_and_max: tuple[int, int]) -> None:
+    @initialize(sizes=st.lists(bounds, min_size=1, max_size=2), waiting=st.integers(0, 9))
+    def begin(self, sizes: list[tuple[int, int]], waiting: int) -> None:
         self.world = FleetWorld()
         self.nodes = 4
         self.waiting: Counter[str] = Counter()
         self.generation = 1
         self.failed_at: dict[str, float] = {}
         self.told_at: dict[str, float] = {}
-        self.size(fleet="a", min_and_max=min_and_max)
+        self.things = 0
+        for fleet, min_and_max in zip(FLEETS, sizes, strict=False):
+            self.size(fleet=fleet, min_and_max=min_and_max)
+        self.waiting["a"] = waiting
+        self.step()
+        self.all_go_on()
 
     # What is known of it from outside
 
@@ -182,7 +187,8 @@ class Histories(RuleBasedStateMachine):
         member = self.pick(pick, *NEXT, Phase.READY)
         if member is not None:
             self.world.end(member.number, fleet=member.fleet)
-            self.failed_at[member.fleet] = self.world.now
+            if member.fleet in self.world.wishes:
+                self.failed_at[member.fleet] = self.world.now
 
     @rule(pick=picks)
     def vanishes(self, pick: int) -> None:
@@ -233,7 +239,9 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.world.wishes)
     @rule(pick=picks)
     def delete(self, pick: int) -> None:
-        self.world.delete([*self.world.wishes][pick % len(self.world.wishes)])
+        fleet = [*self.world.wishes][pick % len(self.world.wishes)]
+        self.world.delete(fleet)
+        self.failed_at.pop(fleet, None)
 
     @rule()
     def made_anew(self) -> None:
@@ -243,6 +251,12 @@ class Histories(RuleBasedStateMachine):
         self.told_at.clear()
 
     # What holds
+
+    @invariant()
+    def the_plan_is_asked_after_most_things(self) -> None:
+        self.things += 1
+        if self.things % 3:
+            self.step()
 
     def check_reports(self) -> None:
         for name, report in self.world.plan.reports().items():
@@ -286,5 +300,5 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(
-    PATIENT, max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "60")), stateful_step_count=40
+    PATIENT, max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "80")), stateful_step_count=40
 )
