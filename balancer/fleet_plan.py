@@ -137,7 +137,7 @@ class FleetReport:
     """That serve."""
     starting: int
     draining: int
-    reason: str | None
+    reason: str | None = None
     """What keeps the fleet from being as wanted, in words."""
 
 
@@ -474,7 +474,9 @@ class _State:
         return names
 
     def _obey_max(self, wish: Fleet, *, now: float) -> None:
-        beyond = self._size - wish.max
+        # Who has not been seen yet may never come; nobody goes in its place.
+        is_extra_seen = self._extra and self.newcomer in self.staying
+        beyond = len(self.staying) - wish.max - int(is_extra_seen)
         if beyond <= 0:
             return
 

@@ -289,6 +289,17 @@ def test_a_lower_max_takes_who_does_not_serve_then_who_is_idle_then_who_has_leas
     assert world.run(5, f=3) == []
 
 
+def test_nobody_goes_in_place_of_one_that_was_not_seen_yet() -> None:
+    world = FleetWorld(min=2)
+    world.step()
+    unseen = world.members.pop("f-2")
+    world.want(min=1, max=1)
+
+    assert world.run(20) == []
+    world.members["f-2"] = unseen
+    assert world.step() == stopped(2)
+
+
 def test_of_busy_agents_the_one_with_least_to_do_goes() -> None:
     world = FleetWorld(max=2)
     world.add(1, processing=1)
