@@ -83,6 +83,7 @@ class Histories(RuleBasedStateMachine):
     def step(self) -> None:
         before = dict(self.world.members)
         now = self.world.now
+        self.told_at = {name: at for name, at in self.told_at.items() if name in before}
         effects = self.world.step(**self.waiting)
         named = [effect.name for effect in effects if not isinstance(effect, Reserve)]
         assert len(named) == len(set(named))
@@ -96,9 +97,6 @@ class Histories(RuleBasedStateMachine):
             )
             assert len(self.of(fleet)) + gone <= self.world.wishes[fleet].max + has_old + gone
         self.check_reports()
-        for name in [*self.told_at]:
-            if name not in self.world.members:
-                del self.told_at[name]
 
     def wanted(self, fleet: str) -> str:
         return self.world.generations[fleet]
