@@ -175,11 +175,11 @@ class Stub:
         self.lost_links = 0
         self.link = Link(f"ws://127.0.0.1:{port}", self)
 
-    def join(self) -> Join:
+    def join(self, link: Link, /) -> Join:
         agent_id = AgentId(self._name)
-        return Join(protocol=PROTOCOL, agent_id=agent_id, name=self._name, status=self.status())
+        return Join(protocol=PROTOCOL, agent_id=agent_id, name=self._name, status=self.status(link))
 
-    def status(self) -> Status:
+    def status(self, _link: Link, /) -> Status:
         return Status(
             version=1,
             slots_desired=1,
@@ -191,13 +191,13 @@ class Stub:
     def description(self) -> Described:
         return Described(metadata=None, chat_template_override=None)
 
-    def received(self, frame: ToAgent, /) -> None:
+    def received(self, _link: Link, frame: ToAgent, /) -> None:
         if isinstance(frame, Generate):
             self.asked += 1
             usage = Usage(prompt_tokens=1)
             self.link.send(Step((Finished(frame.request_id, FinishReason.STOP, usage),)))
 
-    def lost(self) -> None:
+    def lost(self, _link: Link, /) -> None:
         self.lost_links += 1
 
 
