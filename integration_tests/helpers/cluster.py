@@ -86,15 +86,17 @@ class RayCluster:
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    def nodes(self) -> set[str]:
-        """Those that run an actor."""
-        return {each["node"] for each in self.do("actors")}
-
     def agents(self) -> dict[str, int]:
         """The process of each agent of a fleet that has one, by name."""
         return {
             each["name"]: each["pid"] for each in self.do("actors") if each["class"] == "AgentActor"
         }
+
+    def until_nodes(self, condition: Callable[[list[str]], bool]) -> None:
+        """Ask Ray for the pools of the nodes that live until this is true of them."""
+        with _limited() as poll:
+            while not condition(self.do("nodes")):
+                poll()
 
     def until_actors(self, condition: Callable[[list[str]], bool]) -> None:
         """Ask Ray for their names until this is true of them."""
@@ -146,11 +148,14 @@ class RayCluster:
 
 
 @contextlib.contextmanager
-def start_cluster(environment: Mapping[str, str] | None = None) -> Generator[RayCluster]:
-    """One node that runs no agents; add others."""
+def start_cluster(
+    environment: Mapping[str, str] | None = None, address: str | None = None
+) -> Generator[RayCluster]:
+    """One node that runs no agents; add others. ``address``: of a Ray that runs already, instead."""
     port = free_port()
     command = Command(
         str(port),
+        *([] if address is None else [address]),
         program=(sys.executable, str(Path(__file__).parent / "cluster_host.py")),
         environment={**ENVIRONMENT, **(environment or {})},
     )

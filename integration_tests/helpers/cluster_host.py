@@ -29,14 +29,18 @@ NODE = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 
 class Host:
-    def __init__(self, http_port: int) -> None:
+    def __init__(self, http_port: int, address: str | None) -> None:
+        """``address``: of a Ray that runs; None: it is started here."""
         os.chdir("/")  # Ray has its workers look for modules in the present folder first
-        self._cluster: Any = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 0, "labels": {"pool": BALANCERS}, **NODE},
-        )
+        self._cluster: Any = None
+        if address is None:
+            self._cluster = Cluster(
+                initialize_head=True,
+                head_node_args={"num_cpus": 0, "labels": {"pool": BALANCERS}, **NODE},
+            )
+            address = self._cluster.address
         self._nodes: dict[str, Any] = {}
-        ray.init(address=self._cluster.address, log_to_driver=False, namespace=APPLICATION)
+        ray.init(address=address, log_to_driver=False, namespace=APPLICATION)
         serve.start(
             proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": http_port}
         )
@@ -66,6 +70,10 @@ class Host:
         ).bind(told)
         serve.run(application, name=APPLICATION, route_prefix="/")
 
+    def nodes(self) -> list[str]:
+        """The pools of those that live."""
+        return [node["Labels"].get("pool", "") for node in ray.nodes() if node["Alive"]]
+
     def actors(self) -> list[dict[str, Any]]:
         """Those that live: name, node and process."""
         table: dict[str, dict[str, Any]] = state.actors()
@@ -83,13 +91,14 @@ class Host:
     def end(self) -> None:
         serve.shutdown()
         ray.shutdown()
-        self._cluster.shutdown()
+        if self._cluster is not None:
+            self._cluster.shutdown()
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Ray prints is no answer
-    host = Host(int(sys.argv[1]))
+    host = Host(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
         command = json.loads(line)
