@@ -29,7 +29,7 @@ def test_a_request_at_zero_brings_an_agent_and_its_node_and_both_go_again(
 
     assert '"Done"' in answer.text
     assert cluster.do("nodes").count("bought") == 1
-    (agent,) = cluster.fleet("echo")["agents"]
+    (agent,) = cluster.until_fleet("echo", lambda now: now["ready"] == 1)["agents"]
     assert agent["seconds"]["node"] > agent["seconds"]["load"]
     cluster.until_fleet("echo", lambda now: now["seen"] == 0)
     cluster.until_nodes(lambda pools: pools == ["balancers"])
