@@ -76,7 +76,7 @@ class Beats:
         """Serve starts balancers of the newest version only, so one of another version is older. Its
         agents stay, and are found by the next one.
         """
-        with suppress(ValueError, RayError):
+        with suppress(ValueError, RayError, TimeoutError):
             supervisor: Any = await asyncio.to_thread(ray.get_actor, NAME, NAMESPACE)
             async with asyncio.timeout(ANSWER_TIMEOUT):
                 code: str = await supervisor.code.remote()

@@ -111,7 +111,11 @@ class Supervisor:
     def _carry_out(self, effect: Effect, fleets: dict[str, Fleet]) -> None:
         match effect:
             case Start(name, fleet, of_generation):
-                self._members.start(name, fleet, fleets[fleet], of_generation)
+                try:
+                    self._members.start(name, fleet, fleets[fleet], of_generation)
+                except (RayError, TypeError, ValueError) as error:  # Ray knows no such resources
+                    log.warning("agent=%s cannot be started: %s", name, error)
+                    self._plan.ended(name, f"Ray refuses it: {error}", now=self._loop.time())
             case Drain(name):
                 self._members.drain(name)
             case Stop(name):
