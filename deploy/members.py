@@ -179,7 +179,10 @@ class Members:
                 identity: Identity = await handle.identity.remote()
                 sight.run(identity.fleet, identity.generation, now=self._loop.time())
                 kept.has_run.set()
-                await handle.dial.remote(self._addresses)
+                if (
+                    self._addresses
+                ):  # else they are not known yet, and it has those it was told before
+                    await handle.dial.remote(self._addresses)
                 return await handle.ended.remote()
             except ActorUnavailableError:  # its node or its process is lost
                 sight.lose()

@@ -6,6 +6,7 @@ keeps nothing else, so that it may be killed at any time: another takes its plac
 
 import asyncio
 import logging
+import os
 from typing import Any, assert_never
 
 import msgspec
@@ -16,7 +17,7 @@ from ray.exceptions import RayError
 
 from balancer.fleet_beats import Answer, Beat, FleetView
 from balancer.fleet_plan import Drain, Effect, FleetPlan, Reserve, Start, Stop
-from balancer.fleet_registry import Registry
+from balancer.fleet_registry import SILENCE, Registry
 from balancer.fleet_sight import Sight
 from balancer.fleets import Fleet, Resources
 from deploy.machine import LOG_FORMAT
@@ -39,11 +40,13 @@ class Supervisor:
         logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
         self._settings = settings
         self._loop = asyncio.get_event_loop()
-        self._registry = Registry(now=self._loop.time())
+        self._started = self._loop.time()
+        self._registry = Registry(now=self._started)
         self._plan = FleetPlan()
         self._views: dict[str, FleetView] = {}
         self._wake = asyncio.Event()
         self._running = self._loop.create_task(self._run())
+        self._running.add_done_callback(_end_with)
 
     async def code(self) -> str:
         """The version of the project that it is of."""
@@ -51,8 +54,6 @@ class Supervisor:
 
     async def beat(self, data: bytes) -> bytes:
         """A balancer's ``Beat``; returns an ``Answer``. Both as JSON."""
-        if self._running.done():
-            self._running.result()
         beat = msgspec.json.decode(data, type=Beat)
         problem = self._registry.hear(beat, now=self._loop.time())
         if problem is not None:
@@ -94,7 +95,9 @@ class Supervisor:
             log.warning("balancer %s is lost", balancer_id)
         if not self._registry.addresses:
             return  # nobody can say who waits, nor what agents do
-        self._members.dial(self._registry.addresses)
+        # Until all balancers had time to beat: agents that were found have links to all of them.
+        if now - self._started > SILENCE or not any(s.was_found for s in self._members.sights):
+            self._members.dial(self._registry.addresses)
         self._members.see(self._registry.agents)
         members = [sight.member(now=now) for sight in self._members.sights]
         state = self._registry.state
@@ -152,6 +155,14 @@ class Supervisor:
             )
             for name, report in reports.items()
         }
+
+
+def _end_with(running: asyncio.Task[None]) -> None:
+    """An actor whose loop has ended would answer for ever and do nothing; Ray starts another."""
+    if not running.cancelled() and (error := running.exception()) is not None:
+        log.critical("the supervisor's loop ended", exc_info=error)
+        logging.shutdown()
+        os._exit(1)
 
 
 def _why_no_node(fleet: Fleet | None, nodes: list[dict[str, Any]]) -> str | None:

@@ -121,17 +121,24 @@ async def test_a_node_that_dies_fails_no_request_and_its_agents_come_back_elsewh
     assert new in nodes
 
 
-async def test_another_supervisor_finds_the_agents_of_the_one_that_was_killed(
+async def test_another_supervisor_finds_the_agents_and_nobody_notices(
     cluster: RayCluster, fleet: str
 ) -> None:
-    cluster.put_fleet(fleet, **{**FLEET, "min": 2, "idle_time": 600})
-    cluster.until_fleet(fleet, lambda now: now["ready"] == 2)
-    before = cluster.agents()
-
-    cluster.kill("Supervisor")
     cluster.put_fleet(fleet, **{**FLEET, "min": 3, "idle_time": 600})
-
     cluster.until_fleet(fleet, lambda now: now["ready"] == 3)
+    before, departures = cluster.agents(), cluster.do("departures")
+    answers = Answers(cluster)
+    async with answers.client() as client, asyncio.TaskGroup() as group:
+        for _ in range(6):
+            group.create_task(answers.ask(client, 400))
+        await asyncio.to_thread(cluster.until_processing, 6)
+
+        await asyncio.to_thread(cluster.kill, "Supervisor")
+        cluster.put_fleet(fleet, **{**FLEET, "min": 4, "idle_time": 600})
+        await asyncio.to_thread(cluster.until_fleet, fleet, lambda now: now["ready"] == 4)
+
+    assert answers.problems == []
+    assert cluster.do("departures") == departures
     after = cluster.agents()
     assert {name: after[name] for name in before} == before
 

@@ -7,6 +7,7 @@ ends with its input, and all nodes with it.
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import ray as untyped_ray
@@ -73,6 +74,11 @@ class Host:
     def nodes(self) -> list[str]:
         """The pools of those that live."""
         return [node["Labels"].get("pool", "") for node in ray.nodes() if node["Alive"]]
+
+    def departures(self) -> int:
+        """How often a balancer has lost the link of an agent, by its log."""
+        folder = Path(ray._private.worker._global_node.get_logs_dir_path())
+        return sum(file.read_text().count(" left: ") for file in folder.glob("worker-*.err"))
 
     def actors(self) -> list[dict[str, Any]]:
         """Those that live: name, node and process."""
