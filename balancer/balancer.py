@@ -405,7 +405,9 @@ class Balancer:
     @property
     def waiting(self) -> dict[str, int]:
         """Requests without a slot, by fleet."""
-        return waiting_by_fleet(self._dispatcher.waiting, self._fleet_models)
+        models = self._fleet_models
+        able = {fleet: models[fleet] for fleet in models if self.fleets[fleet].max > 0}
+        return {**dict.fromkeys(models, 0), **waiting_by_fleet(self._dispatcher.waiting, able)}
 
     @property
     def fleet_agents(self) -> list[SeenAgent]:

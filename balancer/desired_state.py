@@ -205,12 +205,9 @@ class ApplicableState(Strict):
 Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=messages.LONGEST_NAME)]
 
 
-class AgentOverride(Strict):
-    """What holds for some agents only, since machines differ. What is not said holds as for all."""
+class EngineKeys(Strict):
+    """How a model is run, where machines differ. What is not said holds as for all."""
 
-    name: Name | None = None
-    label: Name | None = None
-    slots: Annotated[int, Field(ge=1, le=256)] | None = None
     context_size: UInt | None = None
     n_batch: Annotated[int, Field(gt=0, lt=2**31)] | None = None
     n_gpu_layers: Int | None = None
@@ -223,6 +220,17 @@ class AgentOverride(Strict):
     k_cache_dtype: CacheType | None = None
     v_cache_dtype: CacheType | None = None
 
+    def engine_choices(self, slots: int | None) -> EngineChoices:
+        return EngineChoices(slots=slots, **self.model_dump(include=set(EngineKeys.model_fields)))
+
+
+class AgentOverride(EngineKeys):
+    """What holds for some agents only."""
+
+    name: Name | None = None
+    label: Name | None = None
+    slots: Annotated[int, Field(ge=1, le=256)] | None = None
+
     @model_validator(mode="after")
     def _for_somebody(self) -> "AgentOverride":
         if (self.name is None) == (self.label is None):
@@ -231,7 +239,7 @@ class AgentOverride(Strict):
 
     @property
     def choices(self) -> EngineChoices:
-        return EngineChoices(**self.model_dump(exclude={"name", "label"}))
+        return self.engine_choices(self.slots)
 
     def is_for(self, name: str | None, labels: Iterable[str]) -> bool:
         return self.name == name if self.label is None else self.label in labels

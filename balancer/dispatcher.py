@@ -32,7 +32,7 @@ LONGEST_SWAP = 600.0
 """Seconds that requests wait while an agent changes its model, whatever their patience."""
 
 LONGEST_START = 600.0
-"""Seconds that each waits at most while an agent for it is started."""
+"""Seconds that each waits at most while an agent for it is started, or longer if it has more patience."""
 
 MOST_LOSSES = 2
 """How many agents a request may lose in a row, without getting any further, before it is rejected: it
@@ -256,7 +256,7 @@ class Dispatcher:
         if self._swapping_since is not None:
             return self._swapping_since + LONGEST_SWAP
         if _is_among(self._expected, terms):
-            return now + LONGEST_START
+            return now + max(LONGEST_START, self._buffer.patience)
         return now + self._buffer.patience
 
     def _is_held(self, terms: Terms) -> bool:

@@ -16,7 +16,7 @@ which starts have failed. Decisions of one fleet, in this order:
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf, sqrt
 from typing import TypeAlias
 
@@ -74,7 +74,7 @@ class Member:
     """``FLEET-N``."""
     fleet: str
     generation: str
-    """What it was started with: see ``FleetPlan.want``."""
+    """What it was started with: see ``FleetPlan.want``; empty: it cannot be told just now."""
     phase: Phase
     slots: int = 0
     """0 until it serves."""
@@ -180,7 +180,7 @@ class FleetPlan:
             return []
         seen: dict[str, list[Member]] = {name: [] for name in self._states}
         for member in members:
-            seen.setdefault(member.fleet, []).append(member)
+            seen.setdefault(member.fleet, []).append(self._as_known(member))
         effects: list[Effect] = []
         for name, here in seen.items():
             state = self._states.get(name)
@@ -197,6 +197,13 @@ class FleetPlan:
             self._reserved = reserved
             effects.append(Reserve(reserved))
         return effects
+
+    def _as_known(self, member: Member) -> Member:
+        """Whose generation cannot be told just now is of the wanted one until it can."""
+        state = self._states.get(member.fleet)
+        if member.generation or state is None:
+            return member
+        return replace(member, generation=state.generation)
 
     def reports(self) -> dict[str, FleetReport]:
         """As of the last plan; also of fleets that are deleted, while they have members."""
@@ -661,7 +668,7 @@ class _State:
             )
         if slow:
             waits = "waits" if slow == 1 else "wait"
-            reasons.append(f"{_agents(slow)} {waits} for a node with {_in_words(wish.resources)}")
+            reasons.append(f"{_agents(slow)} {waits} for a node with {wish.resources.words}")
         if old:
             is_stuck = troubled is not None or self._is_crash_loop
             reasons.append(
@@ -700,12 +707,3 @@ def _lasts(since: float | None, *, now: float) -> bool:
 
 def _agents(count: int) -> str:
     return "1 agent" if count == 1 else f"{count} agents"
-
-
-def _in_words(resources: Resources) -> str:
-    parts: list[str] = []
-    for count, name in ((resources.gpus, "GPU"), (resources.cpus, "CPU")):
-        if count:
-            parts.append(f"{count:g} {name}" + ("" if count == 1 else "s"))
-    parts += [f"the label {name}={value}" for name, value in resources.labels.items()]
-    return ", ".join(parts) or "any room"

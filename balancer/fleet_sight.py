@@ -80,19 +80,20 @@ class Sight:
     def _phase(self, now: float) -> Phase:
         """
         1. It was asked to end.
-        2. Its actor does not run: it waits for a node.
-        3. A balancer sees it.
-        4. None does just now, but it served, or may have served, a moment ago.
-        5. None does.
+        2. A balancer sees it.
+        3. It was found, and may be serving.
+        4. Its actor does not run: it waits for a node.
+        5. It served a moment ago, or else it does not yet.
         """
         if self.is_leaving:
             return Phase.DRAINING
+        if self.seen is not None and self._is_in_sight(now):
+            return self.seen.phase  # also if its actor does not answer
+        if self.seen is None and self.was_found and now - self.made <= UNSEEN:
+            return Phase.READY
         if not self.has_process:
             return Phase.NODE
         if self.seen is None:
-            may_serve = self.was_found and now - self.made <= UNSEEN
-            return Phase.READY if may_serve else Phase.PROCESS
-        if self._is_in_sight(now):
-            return self.seen.phase
+            return Phase.PROCESS
         served = self.seen.phase is Phase.READY
         return Phase.READY if served and now - self.seen_at <= UNSEEN else Phase.PROCESS

@@ -9,15 +9,8 @@ from typing import Annotated, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
-from balancer.desired_state import DesiredModel, Int, Strict, UInt, referred
-from common.models import (
-    CacheType,
-    EngineChoices,
-    FlashAttention,
-    KvLayout,
-    ModelReference,
-    names,
-)
+from balancer.desired_state import DesiredModel, EngineKeys, Strict, referred
+from common.models import KvLayout, ModelReference, names
 
 MOST_FLEETS = 64
 MOST_AGENTS = 1024
@@ -35,37 +28,59 @@ FleetName: TypeAlias = Annotated[
 ]
 """Part of the names of its agents: ``NAME-1``, ``NAME-2`` ..."""
 
-NodeLabel: TypeAlias = Annotated[str, Field(min_length=1, max_length=63)]
+# As Ray takes them: ``ray._private.label_utils``; its operators (``!``, ``in(...)``) are not offered.
+LabelValue: TypeAlias = Annotated[
+    str, Field(pattern="^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
+]
+LabelKey: TypeAlias = Annotated[
+    str,
+    Field(
+        pattern="^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
+    ),
+]
+
+
+def _in_steps(amount: float) -> float:
+    if amount * 10_000 != round(amount * 10_000):
+        raise ValueError("Ray counts in steps of 0.0001")
+    return amount
+
+
+def _whole_above_1(amount: float) -> float:
+    if amount > 1 and amount != int(amount):
+        raise ValueError("more than one can only be whole ones")
+    return amount
 
 
 class Resources(Strict):
     """What each agent takes of the node it runs on; Ray places by it, and adds nodes for it."""
 
-    cpus: Annotated[float, Field(ge=0, le=4096)] = 0.0
-    gpus: Annotated[float, Field(ge=0, le=64)] = 0.0
-    labels: dict[NodeLabel, NodeLabel] = Field(max_length=16, default_factory=dict)
+    cpus: Annotated[float, Field(ge=0, le=4096), AfterValidator(_in_steps)] = 0.0
+    gpus: Annotated[
+        float, Field(ge=0, le=64), AfterValidator(_in_steps), AfterValidator(_whole_above_1)
+    ] = 0.0
+    labels: dict[LabelKey, LabelValue] = Field(max_length=16, default_factory=dict)
     """What the node must be labelled with."""
 
+    @property
+    def words(self) -> str:
+        """Such as ``1 GPU, 8 CPUs, the label pool=gpu``."""
+        parts = [
+            f"{count:g} {name}" + ("" if count == 1 else "s")
+            for count, name in ((self.gpus, "GPU"), (self.cpus, "CPU"))
+            if count
+        ]
+        parts += [f"the label {name}={value}" for name, value in self.labels.items()]
+        return ", ".join(parts) or "any room"
 
-class Engine(Strict):
+
+class Engine(EngineKeys):
     """How the model is run. What is not said is as the desired state says."""
 
-    context_size: UInt | None = None
-    n_batch: Annotated[int, Field(gt=0, lt=2**31)] | None = None
-    n_gpu_layers: Int | None = None
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    main_gpu: Annotated[int, Field(ge=0, le=255)] | None = None
-    flash_attention: FlashAttention | None = None
-    k_cache_dtype: CacheType | None = None
-    v_cache_dtype: CacheType | None = None
     kv_layout: KvLayout = KvLayout.UNIFIED
     kv_cells: Annotated[int, Field(ge=16, lt=2**31)] | None = None
     cache_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     longest_gap: Annotated[float, Field(ge=0.01, le=60)] = 0.15
-
-    def choices(self, slots: int) -> EngineChoices:
-        loop = {"kv_layout", "kv_cells", "cache_tokens", "longest_gap"}
-        return EngineChoices(slots=slots, **self.model_dump(exclude=loop))
 
 
 class Fleet(Strict):

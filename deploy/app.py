@@ -1,6 +1,6 @@
 """The Serve application: ``serve run deploy.app:build``.
 
-One replica, which owns the buffer and all connections. It listens for agents itself, since frames
+Each replica owns its buffer and all its connections. It listens for agents itself, since frames
 through Serve's proxy would take 40 times as long.
 """
 
@@ -153,6 +153,8 @@ async def _client_host() -> str | None:
     """Where Serve's proxies listen for clients; None: nowhere. No settings of ours say it, and what is
     not known (Serve has no public way to ask) is taken for an address that everybody reaches.
     """
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1":
+        return ""  # it may listen on all addresses, whatever was said
     try:
         controller: Any = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
         return (await controller.get_http_config.remote()).host

@@ -73,17 +73,17 @@ class Beats:
         return bool(self._balancer.fleets) or not self._is_alone
 
     async def _end_an_older_one(self) -> None:
-        """Serve starts balancers of the newest version only, so one of another version is older. Its
-        agents stay, and are found by the next one.
+        """Serve starts balancers of the newest version only, so one of another version, or with other
+        settings, is older. Its agents stay, and are found by the next one.
         """
         with suppress(ValueError, RayError, TimeoutError):
             supervisor: Any = await asyncio.to_thread(ray.get_actor, NAME, NAMESPACE)
             async with asyncio.timeout(ANSWER_TIMEOUT):
-                code: str = await supervisor.code.remote()
-            if code == self._settings.code:
+                settings: str = await supervisor.settings.remote()
+            if settings == repr(self._settings):
                 self._supervisor = supervisor
                 return
-            log.info("the supervisor is of version %s, this is %s", code, self._settings.code)
+            log.info("the supervisor has %s, this balancer %s", settings, self._settings)
             ray.kill(supervisor)
             self._supervisor = await asyncio.to_thread(self._make)
 

@@ -30,7 +30,7 @@ LONGEST_DRAIN = 120.0
 """Seconds that what runs may go on when an agent is to go; what is left goes on elsewhere."""
 
 FIND_TIMEOUT = 2.0
-"""Seconds for those that are found to say what they are; who does not waits for a node."""
+"""Seconds for those that are found to say what they are; others are left as they are until they do."""
 
 STOP_TIMEOUT = 20.0
 RELEASE_TIMEOUT = 10.0
@@ -40,10 +40,10 @@ Ended = Callable[[Sight, str], None]
 """Is told of an agent that has ended, and the reason."""
 
 
-def generation(code: str, fleet: Fleet) -> str:
+def generation(own: SupervisorSettings, fleet: Fleet) -> str:
     """What an agent is started with, as a sum: those of another one are replaced."""
     told = fleet.model_dump_json(include={"model", "slots", "resources", "engine"})
-    return hashlib.sha256(f"{code} {told}".encode()).hexdigest()[:12]
+    return hashlib.sha256(f"{own} {told}".encode()).hexdigest()[:12]
 
 
 def agent_settings(
@@ -55,7 +55,7 @@ def agent_settings(
         name=name,
         fleet=fleet_name,
         engine=own.engine,
-        choices=engine.choices(fleet.slots),
+        choices=engine.engine_choices(fleet.slots),
         pinned=None if fleet.model is None else referred(fleet.model),
         kv_layout=engine.kv_layout,
         kv_cells=engine.kv_cells,
@@ -186,6 +186,8 @@ class Members:
                 return await handle.ended.remote()
             except ActorUnavailableError:  # its node or its process is lost
                 sight.lose()
+                if sight.is_leaving:
+                    return "it was lost while it was to go"  # a new one would not know that
             except RayError as error:
                 return f"its actor died: {str(error).splitlines()[0]}"
 
@@ -202,6 +204,8 @@ def _exists(actor: str) -> bool:
         ray.get_actor(actor, NAMESPACE)
     except ValueError:
         return False
+    except RayError:
+        return True  # who knows
     return True
 
 
@@ -213,13 +217,10 @@ def bundle(resources: Resources) -> dict[str, float]:
 
 def why_no_node(resources: Resources, nodes: list[dict[str, Any]]) -> str:
     """``nodes``: as ``ray.nodes()`` tells of them."""
-    words = [f"{amount:g} {name}" for name, amount in bundle(resources).items()]
-    words += [f"the label {name}={value}" for name, value in sorted(resources.labels.items())]
-    wanted = " and ".join(words) or "nothing in particular"
     fitting = [node for node in nodes if node["Alive"] and _fits(resources, node)]
     if not fitting:
-        return f"no node has {wanted}"
-    return f"the {len(fitting)} node(s) with {wanted} are full"
+        return f"no node has {resources.words}"
+    return f"the {len(fitting)} node(s) with {resources.words} are full"
 
 
 def _fits(resources: Resources, node: dict[str, Any]) -> bool:

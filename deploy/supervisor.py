@@ -48,9 +48,9 @@ class Supervisor:
         self._running = self._loop.create_task(self._run())
         self._running.add_done_callback(_end_with)
 
-    async def code(self) -> str:
-        """The version of the project that it is of."""
-        return self._settings.code
+    async def settings(self) -> str:
+        """What it was made with, in a form that every version can read."""
+        return repr(self._settings)
 
     async def beat(self, data: bytes) -> bytes:
         """A balancer's ``Beat``; returns an ``Answer``. Both as JSON."""
@@ -66,7 +66,11 @@ class Supervisor:
         """Stop all agents, whatever they do. Returns when they have gone; then kill this actor."""
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
+        await self._end()
+
+    async def _end(self) -> None:
         await self._members.stop_all()
+        self._reserve(())  # the wish would outlive us
 
     async def _run(self) -> None:
         self._members = Members(self._settings, self._ended)
@@ -76,7 +80,7 @@ class Supervisor:
             await self._look()
             if self._loop.time() - self._registry.last_heard > ORPHANED:
                 log.warning("no balancer has been there for %g s: all agents are stopped", ORPHANED)
-                await self._members.stop_all()
+                await self._end()
                 exit_actor()
             try:
                 async with asyncio.timeout(LOOK_INTERVAL):
@@ -105,7 +109,7 @@ class Supervisor:
             return
         self._plan.want(
             state.fleets,
-            {name: generation(self._settings.code, f) for name, f in state.fleets.items()},
+            {name: generation(self._settings, f) for name, f in state.fleets.items()},
         )
         for effect in self._plan.plan(self._registry.waiting, members, now=now):
             self._carry_out(effect, state.fleets)

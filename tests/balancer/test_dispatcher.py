@@ -382,6 +382,15 @@ def test_the_patience_of_who_waits_for_a_model_begins_when_it_is_not_expected_an
     assert dispatcher.next_deadline == 50 + 10
 
 
+def test_who_has_more_patience_than_a_start_may_take_keeps_it() -> None:
+    dispatcher = Dispatcher(Buffer(capacity=2, patience=3 * LONGEST_START))
+    dispatcher.expect(frozenset(), now=0)
+
+    dispatcher.submit(R1, now=0)
+
+    assert dispatcher.next_deadline == 3 * LONGEST_START
+
+
 def test_who_waits_for_another_model_is_not_held_by_one_that_is_expected(
     dispatcher: Dispatcher,
 ) -> None:

@@ -748,3 +748,12 @@ def test_what_is_said_has_a_bound() -> None:
     world.step()
 
     assert len(str(world.report.reason)) <= 500
+
+
+def test_an_agent_whose_generation_cannot_be_told_is_left_as_it_is() -> None:
+    plan = FleetPlan()
+    plan.want({"f": Fleet(max=2)}, {"f": "g1"})
+    unknown = Member("f-1", "f", "", Phase.READY, 4, 1)
+
+    assert plan.plan({}, [unknown], now=0) == [Reserve(())]
+    assert plan.plan({}, [replace(unknown, generation="g1")], now=1) == []

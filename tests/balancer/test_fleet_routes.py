@@ -186,3 +186,14 @@ async def test_agents_of_fleets_are_seen_with_all_that_runs_there(
     assert balancer.fleet_agents == [
         SeenAgent(name="qwen-1", phase=Phase.READY, phases={Phase.LOAD: 2.0}, slots=4, processing=3)
     ]
+
+
+async def test_who_asks_for_no_model_does_not_wait_for_a_fleet_that_may_have_no_agents(
+    balancer: Balancer,
+) -> None:
+    paused, able = Fleet(max=0), Fleet(max=1)
+    balancer.want(balancer.stored.model_copy(update={"fleets": {"a": paused, "b": able}}))
+
+    ask(balancer, R1)
+
+    assert balancer.waiting == {"a": 0, "b": 1}

@@ -54,10 +54,18 @@ def test_one_that_was_found_may_be_serving_until_it_is_seen() -> None:
     assert sight.member(now=UNSEEN + 1) == member(Phase.PROCESS)
 
 
-def test_one_that_was_found_and_does_not_run_waits_for_a_node() -> None:
+def test_one_that_was_found_and_does_not_answer_may_be_serving_for_a_while() -> None:
     sight = Sight("f-1", 0, "f", was_found=True)
 
-    assert sight.member(now=0) == Member("f-1", "f", "", Phase.NODE)
+    assert sight.member(now=UNSEEN) == Member("f-1", "f", "", Phase.READY, processing=1)
+    assert sight.member(now=UNSEEN + 1) == Member("f-1", "f", "", Phase.NODE)
+
+
+def test_one_that_a_balancer_sees_serves_whether_its_actor_answers_or_not() -> None:
+    sight = Sight("f-1", 0, "f", was_found=True)
+    sight.see(SERVES, now=60)
+
+    assert sight.member(now=61) == Member("f-1", "f", "", Phase.READY, 4)
 
 
 def test_one_whose_node_is_lost_waits_for_another() -> None:

@@ -27,7 +27,7 @@ def test_what_is_said_of_the_engine_becomes_the_choices_of_its_agents() -> None:
         {"slots": 2, "engine": {"n_gpu_layers": -1, "kv_layout": "separate"}}
     )
 
-    assert fleet.engine.choices(fleet.slots) == EngineChoices(slots=2, n_gpu_layers=-1)
+    assert fleet.engine.engine_choices(fleet.slots) == EngineChoices(slots=2, n_gpu_layers=-1)
     assert fleet.engine.kv_layout is KvLayout.SEPARATE
 
 
@@ -45,6 +45,12 @@ def test_what_is_said_of_the_engine_becomes_the_choices_of_its_agents() -> None:
         {"grow_when_waiting": 0},
         {"resources": {"cpus": -1}},
         {"resources": {"labels": {"pool": ""}}},
+        {"resources": {"labels": {"pool": "?? x"}}},
+        {"resources": {"labels": {"pool": "!in(a,b)"}}},
+        {"resources": {"labels": {"bad/label!": "x"}}},
+        {"resources": {"labels": {"po ol": "x"}}},
+        {"resources": {"gpus": 1.5}},
+        {"resources": {"cpus": 1e-5}},
         {"resources": {"memory": 1}},
         {"model": {"LocalToAgent": 1}},
         {"replicas": 1},
@@ -74,3 +80,16 @@ def test_a_fleet_with_the_desired_model_is_asked_for_by_its_name() -> None:
     models = model_names({"main": DESIRED}, LocalModel("/m/small.gguf"))
 
     assert waiting_by_fleet({"small": 1}, models) == {"main": 1}
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        {"gpus": 0.25},
+        {"cpus": 1.5},
+        {"gpus": 2},
+        {"labels": {"ray.io/market-type": "spot", "a": "B_1.x"}},
+    ],
+)
+def test_what_ray_can_place_by_is_taken(resources: dict[str, Any]) -> None:
+    assert Fleet.model_validate({"resources": resources}).resources.words

@@ -1,5 +1,6 @@
 """What an agent of a fleet is started with, and why it may have to wait."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,12 +42,16 @@ def test_an_agent_of_a_fleet_is_told_what_the_fleet_says() -> None:
 def test_agents_are_replaced_when_what_they_were_started_with_has_changed(
     changed: dict[str, Any],
 ) -> None:
-    assert generation("c1", fleet(**changed)) != generation("c1", fleet())
+    assert generation(OWN, fleet(**changed)) != generation(OWN, fleet())
 
 
 def test_agents_stay_when_only_their_number_is_to_be_another() -> None:
-    assert generation("c1", fleet(min=1, max=9, idle_time=5)) == generation("c1", fleet())
-    assert generation("c2", fleet()) != generation("c1", fleet())
+    assert generation(OWN, fleet(min=1, max=9, idle_time=5)) == generation(OWN, fleet())
+
+
+@pytest.mark.parametrize("changed", [{"code": "c2"}, {"key_file": "/others"}, {"tls_pin": "/c"}])
+def test_agents_are_replaced_when_what_holds_for_all_has_changed(changed: dict[str, Any]) -> None:
+    assert generation(replace(OWN, **changed), fleet()) != generation(OWN, fleet())
 
 
 def node(**resources: float) -> dict[str, Any]:
@@ -57,7 +62,11 @@ def node(**resources: float) -> dict[str, Any]:
     ("wanted", "nodes", "reason"),
     [
         (Resources(gpus=1), [node(CPU=4)], "no node has 1 GPU"),
-        (Resources(cpus=2, gpus=1), [node(CPU=4, GPU=1)], "the 1 node(s) with 2 CPU and 1 GPU"),
+        (
+            Resources(cpus=2, gpus=1),
+            [node(CPU=4, GPU=1)],
+            "the 1 node(s) with 1 GPU, 2 CPUs are full",
+        ),
         (Resources(labels={"pool": "cpu"}), [node(CPU=4)], "no node has the label pool=cpu"),
         (Resources(cpus=1), [{**node(CPU=4), "Alive": False}], "no node has 1 CPU"),
     ],
