@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -158,6 +159,7 @@ def start_cluster(
         *([] if address is None else [address]),
         program=(sys.executable, str(Path(__file__).parent / "cluster_host.py")),
         environment={**ENVIRONMENT, **(environment or {})},
+        stdin=subprocess.PIPE,
     )
     try:
         command.expect('"ready"')

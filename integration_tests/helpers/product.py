@@ -49,15 +49,18 @@ class Command:
         *arguments: str,
         environment: Mapping[str, str] | None = None,
         program: tuple[str, ...] = (HEADRACE,),
+        stdin: int | None = None,
     ) -> None:
-        """``environment``: what it has beside ours."""
+        """``environment``: what it has beside ours. ``stdin``: as ``subprocess`` takes it; a pipe is
+        closed by ``ended``, which must be called then.
+        """
         self.mark = f"HEADRACE_TEST={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
         self.process = subprocess.Popen(
             [*program, *arguments],
             # A Ray of its own.
             env={**os.environ, "RAY_ADDRESS": "local", **(environment or {}), name: value},
-            stdin=subprocess.PIPE,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -95,9 +98,9 @@ class Command:
 
     def ended(self) -> int:
         """Wait for its end and all of its output; return its status."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
         status = self.process.wait(STOP_TIMEOUT)
         self._reader.join(STOP_TIMEOUT)
         return status
