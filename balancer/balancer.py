@@ -22,7 +22,7 @@ from balancer.limits import MOST_CONSULTATIONS, Limit, LimitError, Limits, Tally
 from balancer.metrics import AgentGauges, Gauges, LimitGauge, Metrics
 from balancer.progress import Progress
 from balancer.rollout import GiveTurn, Rollout
-from balancer.state_store import StoredState
+from balancer.stored_state import StoredState
 from balancer.terms import ANY, Terms
 from balancer.watch import LOOK_INTERVAL, Watch
 from common.errors import ErrorCode, RequestError
@@ -124,6 +124,11 @@ def _seen(agent: LinkedAgent) -> SeenAgent:
     )
 
 
+def _told(stored: StoredState) -> tuple[object, ...]:
+    """What agents are told of it."""
+    return stored.wish_number, stored.balancer_desired_state, stored.agent_overrides
+
+
 def new_id() -> RequestId:
     return RequestId(uuid.uuid4().hex)
 
@@ -161,7 +166,6 @@ class Balancer:
         self.changes = Changes()
         self.metrics = Metrics(self._gauges)
         self._rollout = Rollout()
-        self._wishes = 0
         self._fleet_views: Mapping[str, FleetView] = {}
         self.demand_changes = Changes()
         """Of what fleets are to be, or of whether anybody waits for one that has no agents."""
@@ -374,15 +378,17 @@ class Balancer:
 
     def want(self, stored: StoredState) -> None:
         """From now on, of every agent. It must be in the store already."""
-        before = self.desired_state.inference_parameters.enable_embeddings
-        self._stored = stored
-        self._wishes = max(self._wishes + 1, stored.revision)
+        before, self._stored = self._stored, stored
         self._expect()
         self.demand_changes.notify()
-        for agent in self._agents.values():
-            self._tell_state(agent)
-        self._give_turns(self._rollout.restart(self._wishes))
-        if before != stored.balancer_desired_state.inference_parameters.enable_embeddings:
+        if _told(before) != _told(stored):
+            for agent in self._agents.values():
+                self._tell_state(agent)
+            self._give_turns(self._rollout.restart(stored.wish_number))
+        if (
+            before.balancer_desired_state.inference_parameters.enable_embeddings
+            != self.desired_state.inference_parameters.enable_embeddings
+        ):
             self.mode_changes.notify()
 
     @property
@@ -522,7 +528,7 @@ class Balancer:
         state = agent_state(
             self.desired_state, self._stored.agent_overrides, agent.name, agent.labels
         )
-        agent.send(encode(SetState(self._wishes, state)))
+        agent.send(encode(SetState(self._stored.wish_number, state)))
 
     def _give_turns(self, turns: Iterable[GiveTurn]) -> None:
         for given in turns:

@@ -29,10 +29,10 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     balancer_id: str
     address: str
     """Where agents dial in: ``ws://HOST:PORT``."""
-    revision: int
+    digest: str
     """Of the state that it has."""
     state: str | None = None
-    """A ``StoredState``, as JSON; None: the supervisor has it already."""
+    """A ``StoredState``, as JSON; None: the supervisor has all of it already."""
     waiting: dict[str, int] = {}
     """Requests without a slot, by fleet."""
     agents: tuple[SeenAgent, ...] = ()
@@ -56,8 +56,8 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """To a beat."""
 
-    revision: int
-    """Of the newest state that the supervisor knows; 0: of none."""
+    digest: str
+    """Of the state that the supervisor has: the latest of all that balancers were told; empty: none."""
     state: str | None = None
     """A ``StoredState``, as JSON; None: the balancer has it already."""
     leads: bool = True

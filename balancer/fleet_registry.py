@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from balancer.fleet_beats import Answer, Beat, FleetView, SeenAgent
-from balancer.state_store import StoredState
+from balancer.stored_state import StoredState
 
 SILENCE = 3.0
 """Seconds without a beat after which a balancer is lost."""
@@ -24,14 +24,15 @@ class _Balancer:
 class Registry:
     def __init__(self, *, now: float) -> None:
         self._balancers: dict[str, _Balancer] = {}
-        self._text: str | None = None
         self._state: StoredState | None = None
+        self._digest = ""
+        self._refused = ""
         self.last_heard = now
         """When any balancer was."""
 
     @property
     def state(self) -> StoredState | None:
-        """The newest that any balancer knows; None: none has told."""
+        """The latest of all parts that any balancer knows; None: none has told."""
         return self._state
 
     @property
@@ -54,26 +55,30 @@ class Registry:
         return {agent.name: agent for each in heard for agent in each.beat.agents}
 
     def hear(self, beat: Beat, *, now: float) -> str | None:
-        """Returns what is wrong with it, if anything is: a state that cannot be read is not followed."""
+        """Returns what is wrong with it, if anything is: a state that cannot be read is not followed,
+        which is said once.
+        """
         self.last_heard = now
         if beat.ends:
             self._balancers.pop(beat.balancer_id, None)
         else:
             self._balancers[beat.balancer_id] = _Balancer(beat, now)
-        if beat.state is None or (self._state and beat.revision <= self._state.revision):
+        if beat.state is None or beat.digest in {self._digest, self._refused}:
             return None
         try:
-            self._state = StoredState.model_validate_json(beat.state)
+            told = StoredState.model_validate_json(beat.state)
         except ValidationError as error:
+            self._refused = beat.digest
             return f"the state of balancer {beat.balancer_id} cannot be read: {error}"
-        self._text = beat.state
+        self._state = told if self._state is None else self._state.merged(told)
+        self._digest = self._state.digest
         return None
 
     def answer(self, beat: Beat, views: Mapping[str, FleetView]) -> Answer:
-        newest = 0 if self._state is None else self._state.revision
+        news = None if self._digest == beat.digest else self._state
         return Answer(
-            revision=newest,
-            state=self._text if newest > beat.revision else None,
+            digest=self._digest,
+            state=None if news is None else news.model_dump_json(by_alias=True),
             leads=beat.balancer_id == min(self._balancers, default=beat.balancer_id),
             fleets=dict(views),
         )

@@ -12,7 +12,7 @@ from balancer.balancer import Balancer
 from balancer.fleets import MOST_FLEETS, Fleet, FleetName
 from balancer.http import json_answer, read_body
 from balancer.native_requests import describe, parse
-from balancer.state_store import StoredState
+from balancer.stored_state import StoredState, fleet_part
 from balancer.wishes import Wishes
 from common.errors import ErrorCode, RequestError
 
@@ -61,7 +61,7 @@ class FleetRoutes:
                 )
             return stored.model_copy(update={"fleets": fleets})
 
-        await self._wishes.put(change)
+        await self._wishes.put(fleet_part(name), change)
         return Response(status_code=204)
 
     async def delete(self, request: Request) -> Response:
@@ -73,7 +73,7 @@ class FleetRoutes:
             fleets = {other: fleet for other, fleet in stored.fleets.items() if other != name}
             return stored.model_copy(update={"fleets": fleets})
 
-        await self._wishes.put(change)
+        await self._wishes.put(fleet_part(name), change)
         return Response(status_code=204)
 
     def _all(self) -> dict[str, Any]:

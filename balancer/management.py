@@ -19,6 +19,7 @@ from balancer.desired_state import AgentOverrides, BalancerDesiredState
 from balancer.http import ClosingStream, read_body
 from balancer.metrics import CONTENT_TYPE
 from balancer.native_requests import parse
+from balancer.stored_state import AGENT_OVERRIDES, DESIRED_STATE
 from balancer.wishes import Wishes
 from common.errors import ErrorCode, RequestError
 from common.ids import AgentId
@@ -83,7 +84,7 @@ class Management:
 
     async def put_desired_state(self, request: Request) -> Response:
         state = parse(BalancerDesiredState, await read_body(request))
-        return await self._put({"balancer_desired_state": state})
+        return await self._put(DESIRED_STATE, state)
 
     async def applicable_state(self, _request: Request) -> Response:
         return _model(self._balancer.desired_state.applicable)
@@ -93,11 +94,11 @@ class Management:
 
     async def put_agent_overrides(self, request: Request) -> Response:
         overrides = parse(AgentOverrides, await read_body(request))
-        return await self._put({"agent_overrides": overrides})
+        return await self._put(AGENT_OVERRIDES, overrides)
 
-    async def _put(self, changes: dict[str, BalancerDesiredState | AgentOverrides]) -> Response:
+    async def _put(self, part: str, value: BalancerDesiredState | AgentOverrides) -> Response:
         """Raises ``StateError``."""
-        await self._wishes.put(lambda stored: stored.model_copy(update=changes))
+        await self._wishes.put(part, lambda stored: stored.model_copy(update={part: value}))
         return Response(status_code=204)
 
     def _agent(self, request: Request) -> AgentView:

@@ -7,31 +7,17 @@ old one in one act, so that whatever ends the process leaves the one or the othe
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
-from balancer.desired_state import AgentOverrides, BalancerDesiredState, Strict
-from balancer.fleets import Fleets
+from balancer.stored_state import StoredState
 from common.errors import HeadraceError
 
 
 class StateError(HeadraceError):
     """What is kept cannot be read or written; the text says what the operator can do."""
-
-
-class StoredState(Strict):
-    """The file's content; without ``agent_overrides``, ``fleets`` and ``revision`` it is that of the
-    published format.
-    """
-
-    balancer_desired_state: BalancerDesiredState
-    agent_overrides: AgentOverrides = AgentOverrides()
-    fleets: Fleets = Field(default_factory=dict)
-    revision: Annotated[int, Field(ge=1, lt=2**63)] = 1
-    """Grows with each change, so that of two balancers' states the newer one is known."""
-    version: Literal["1"] = "1"
 
 
 class StateStore(Protocol):
@@ -83,7 +69,7 @@ class FileStore:
         if not text.strip():
             return None
         try:
-            return StoredState.model_validate_json(text)
+            state = StoredState.model_validate_json(text)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, problem["loc"])) or "the file"
@@ -91,6 +77,8 @@ class FileStore:
                 f"{self._path} is not a desired state ({where}: {problem['msg']}); "
                 "mend it or move it away"
             ) from error
+        # The published format does not say when, but somebody has put it.
+        return state if state.latest else state.put(*state.parts, at=1)
 
     def save(self, state: StoredState, /) -> None:
         text = state.model_dump_json(by_alias=True, indent=2) + "\n"

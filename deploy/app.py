@@ -9,6 +9,7 @@ import ipaddress
 import logging
 import os
 import ssl
+import time
 from typing import Any
 
 import ray
@@ -23,7 +24,8 @@ from balancer.desired_state import BalancerDesiredState
 from balancer.keys import Keys, Role
 from balancer.limits import Limits
 from balancer.link import AgentListener
-from balancer.state_store import StoredState, open_store
+from balancer.state_store import open_store
+from balancer.stored_state import StoredState
 from balancer.wishes import Wishes
 from deploy.access import check_reach, open_keys
 from deploy.beats import Beats
@@ -61,7 +63,8 @@ AT_ONCE = 10_000
 )
 @serve.ingress()
 class BalancerReplica:
-    async def __init__(self, settings: BalancerSettings) -> None:
+    async def __init__(self, settings: BalancerSettings, declared: int) -> None:
+        """``declared``: when the settings were, in milliseconds since 1970."""
         logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
         self._has_been_asked = False
         host = agent_host(settings.agent_host)
@@ -79,7 +82,9 @@ class BalancerReplica:
             settling=SETTLING,
         )
         store = open_store(settings.state)
-        self._balancer.want(store.load() or first_state(settings))
+        first = first_state(settings, declared)
+        kept = store.load()
+        self._balancer.want(first if kept is None else kept.merged(first))
         self._wishes = Wishes(self._balancer, store)
         self._origins = settings.origins
         self._listener = AgentListener(self._balancer)
@@ -169,17 +174,18 @@ def _tls(settings: BalancerSettings) -> ssl.SSLContext | None:
     return server_context(settings.tls_cert, settings.tls_key)
 
 
-def first_state(settings: BalancerSettings) -> StoredState:
+def first_state(settings: BalancerSettings, declared: int) -> StoredState:
     """Before an operator has said anything."""
     state = BalancerDesiredState.defaults()
     if settings.model is not None:
         state = state.model_copy(update={"model": parse_model(settings.model)})
-    return StoredState(balancer_desired_state=state, fleets=settings.fleets)
+    return StoredState(balancer_desired_state=state, fleets=settings.fleets, declared=declared)
 
 
 def build(settings: BalancerSettings) -> Application:
     replica: Any = BalancerReplica  # Ray types its decorators as plain callables
-    return replica.options(max_ongoing_requests=most_ongoing(settings.limits)).bind(settings)
+    now = int(time.time() * 1000)
+    return replica.options(max_ongoing_requests=most_ongoing(settings.limits)).bind(settings, now)
 
 
 def most_ongoing(limits: Limits) -> int:

@@ -12,7 +12,8 @@ from ray.exceptions import RayError
 
 from balancer.balancer import Balancer
 from balancer.fleet_beats import Answer, Beat
-from balancer.state_store import StateError, StoredState
+from balancer.state_store import StateError
+from balancer.stored_state import StoredState
 from balancer.wishes import Wishes
 from deploy.members import NAMESPACE
 from deploy.settings import SupervisorSettings
@@ -50,8 +51,10 @@ class Beats:
         self._is_alone = is_alone
         self._settings = settings
         self._supervisor: Any = None
-        self._known = 0
-        """The revision of the state that the supervisor is known to have."""
+        self._known = ""
+        """The digest of the state that the supervisor is known to have."""
+        self._refused = ""
+        """What it has said last and could not be followed."""
 
     async def run(self) -> None:
         """Until cancelled; then it says that it was the last one."""
@@ -103,20 +106,21 @@ class Beats:
         except (RayError, TimeoutError, ValueError, msgspec.MsgspecError) as error:
             log.warning("the supervisor does not answer: %s", str(error).partition("\n")[0])
             self._supervisor = None
-            self._known = 0
+            self._known = ""
             return
-        self._known = answer.revision
+        self._known = answer.digest
         if answer.state is not None:
             await self._follow(answer.state)
         self._balancer.supervised(answer.fleets, leads=answer.leads)
 
     def _encoded(self, *, ends: bool = False) -> bytes:
         stored = self._balancer.stored
+        digest = stored.digest
         beat = Beat(
             balancer_id=self._id,
             address=self._address,
-            revision=stored.revision,
-            state=None if stored.revision == self._known else stored.model_dump_json(by_alias=True),
+            digest=digest,
+            state=None if digest == self._known else stored.model_dump_json(by_alias=True),
             waiting=self._balancer.waiting,
             agents=tuple(self._balancer.fleet_agents),
             ends=ends,
@@ -127,4 +131,6 @@ class Beats:
         try:
             await self._wishes.follow(StoredState.model_validate_json(text))
         except (ValidationError, StateError) as error:
-            log.warning("what another balancer was told cannot be followed: %s", error)
+            if text != self._refused:  # else it would be said with each beat
+                log.warning("what another balancer was told cannot be followed: %s", error)
+            self._refused = text

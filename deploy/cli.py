@@ -111,7 +111,7 @@ def up(
         typer.Option(
             "--model",
             help=MODEL_HELP + " Default: the small model that comes with it. "
-            "What is kept in --state goes before it.",
+            "What was PUT, and is kept in --state, goes before it.",
         ),
     ] = None,
     state: Annotated[
@@ -142,7 +142,7 @@ def up(
         typer.Option(
             "--fleets",
             help="A YAML file of agents that come and go as they are needed. "
-            "What is kept in --state goes before it.",
+            "What was PUT, and is kept in --state, goes before it.",
         ),
     ] = None,
     slots: Slots = 4,

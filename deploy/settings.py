@@ -90,9 +90,9 @@ class BalancerSettings(BaseModel):
     state: str = "memory://"
     """Where the desired state is kept: ``memory://`` or ``file:///PATH``."""
     model: str | None = None
-    """What agents run if nothing is kept there yet: a path, an address, see ``parse_model``."""
+    """What agents run unless it was ever put: a path, an address, see ``parse_model``."""
     fleets: Fleets = Field(default_factory=dict)
-    """If none are kept there yet."""
+    """Each as it is here unless it was ever put or deleted."""
     engine: EngineKind = EngineKind.LLAMA
     """Of the agents of fleets."""
     origins: tuple[str, ...] = ()

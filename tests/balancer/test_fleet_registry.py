@@ -1,49 +1,56 @@
 """What the supervisor knows from beats."""
 
 import msgspec
+from msgspec import structs
 
 from balancer.desired_state import BalancerDesiredState
 from balancer.fleet_beats import Beat, SeenAgent
 from balancer.fleet_registry import SILENCE, Registry
-from balancer.state_store import StoredState
+from balancer.stored_state import AGENT_OVERRIDES, DESIRED_STATE, StoredState
 from common.models import Phase
 
+STATE = StoredState(balancer_desired_state=BalancerDesiredState.defaults(), declared=1)
 
-def beat(balancer_id: str, *, revision: int = 1, tells: bool = False, **more: object) -> Beat:
-    state = StoredState(balancer_desired_state=BalancerDesiredState.defaults(), revision=revision)
-    text = state.model_dump_json(by_alias=True)
+
+def beat(
+    balancer_id: str, state: StoredState = STATE, *, tells: bool = False, **more: object
+) -> Beat:
     told = {
         "balancer_id": balancer_id,
         "address": f"ws://{balancer_id}:1",
-        "revision": revision,
-        "state": text if tells else None,
+        "digest": state.digest,
+        "state": state.model_dump_json(by_alias=True) if tells else None,
     }
     return msgspec.json.decode(msgspec.json.encode({**told, **more}), type=Beat)
 
 
-def test_a_state_goes_from_who_was_told_it_to_all_others() -> None:
+def test_what_different_balancers_were_told_goes_to_all() -> None:
     registry = Registry(now=0)
-    new, old = beat("b", revision=7, tells=True), beat("a", revision=3, tells=True)
-    assert registry.hear(new, now=1) is None
-    assert registry.hear(old, now=1) is None
+    here, there = (STATE.put(part, at=7) for part in (DESIRED_STATE, AGENT_OVERRIDES))
+    for name, state in (("a", here), ("b", there)):
+        assert registry.hear(beat(name, state, tells=True), now=1) is None
 
-    assert registry.state is not None
-    assert registry.state.revision == 7
-    assert registry.answer(new, {}).state is None
-    told = registry.answer(old, {})
-    assert (told.revision, told.state) == (7, new.state)
+    both = here.merged(there)
+    assert registry.state == both
+    for name, state in (("a", here), ("b", there)):
+        told = registry.answer(beat(name, state), {})
+        assert told.digest == both.digest
+        assert told.state is not None
+        assert StoredState.model_validate_json(told.state) == both
+    assert registry.answer(beat("a", both), {}).state is None
 
 
-def test_a_state_that_cannot_be_read_is_reported_and_not_followed() -> None:
+def test_a_state_that_cannot_be_read_is_reported_once_and_not_followed() -> None:
     registry = Registry(now=0)
-    registry.hear(beat("a", revision=3, tells=True), now=1)
+    registry.hear(beat("a", tells=True), now=1)
+    unknown = structs.replace(beat("b"), digest="abc", state='{"version": "2"}')
 
-    problem = registry.hear(beat("b", revision=9, state='{"version": "2"}'), now=1)
+    problem = registry.hear(unknown, now=1)
 
     assert problem is not None
     assert "balancer b" in problem
-    assert registry.state is not None
-    assert registry.state.revision == 3
+    assert registry.hear(unknown, now=2) is None
+    assert registry.state == STATE
 
 
 def test_one_balancer_leads_and_another_when_it_is_lost() -> None:

@@ -162,12 +162,13 @@ async def send(method: str, path: str, body: bytes) -> int:
         asyncio.timeout(20),
         httpx.AsyncClient(transport=transport, base_url="http://t") as client,
     ):
+        before = len(agent.states)
         response = await client.request(method, path, content=body)
         assert response.status_code in {200, 204, 400, 404, 413, 501}, response.text
         assert response.content or response.status_code == 204
         known = len(agent.states)
         if method == "PUT":
-            assert (known == 3) == (response.status_code == 204), "accepted, and told"
+            assert (known > before) == (response.status_code == 204), "accepted, and told"
             assert json.loads((await client.get(path)).content) is not None
     assert balancer.buffered == 0
     assert [view.slots_bound for view in balancer.agents] == [0], "a slot is lost"

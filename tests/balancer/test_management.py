@@ -14,7 +14,8 @@ from balancer import management
 from balancer.app import create_app
 from balancer.balancer import Balancer
 from balancer.desired_state import BalancerDesiredState
-from balancer.state_store import FileStore, MemoryStore, StateError, StoredState
+from balancer.state_store import FileStore, MemoryStore, StateError
+from balancer.stored_state import StoredState
 from balancer.wishes import Wishes
 from common.ids import RequestId
 from common.messages import Described, Sampling

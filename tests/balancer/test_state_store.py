@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from balancer.desired_state import AgentOverrides, BalancerDesiredState
-from balancer.state_store import FileStore, MemoryStore, StateError, StoredState, open_store
+from balancer.state_store import FileStore, MemoryStore, StateError, open_store
+from balancer.stored_state import StoredState
 
 
 def stored(**changes: Any) -> StoredState:
@@ -16,6 +17,7 @@ def stored(**changes: Any) -> StoredState:
     return StoredState(
         balancer_desired_state=BalancerDesiredState.model_validate({**state, **changes}),
         agent_overrides=overrides,
+        declared=1,
     )
 
 
@@ -54,9 +56,12 @@ def test_a_file_of_the_published_form_is_understood(tmp_path: Path) -> None:
     state = json.loads(BalancerDesiredState.defaults().model_dump_json(by_alias=True))
     path.write_text(json.dumps({"balancer_desired_state": state, "version": "1"}))
 
-    assert FileStore(path).load() == StoredState(
-        balancer_desired_state=BalancerDesiredState.defaults()
-    )
+    kept = FileStore(path).load()
+
+    assert kept is not None
+    assert kept.balancer_desired_state == BalancerDesiredState.defaults()
+    later = StoredState(balancer_desired_state=NEW.balancer_desired_state, declared=9)
+    assert kept.merged(later).balancer_desired_state == kept.balancer_desired_state
 
 
 def test_an_empty_file_is_as_none(tmp_path: Path) -> None:
@@ -117,7 +122,8 @@ WRITER = """
 import sys
 from pathlib import Path
 from balancer.desired_state import BalancerDesiredState
-from balancer.state_store import FileStore, StoredState
+from balancer.state_store import FileStore
+from balancer.stored_state import StoredState
 
 store = FileStore(Path(sys.argv[1]))
 state = BalancerDesiredState.defaults()

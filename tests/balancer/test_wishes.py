@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from balancer.balancer import Balancer
-from balancer.state_store import MemoryStore, StateError, StoredState
+from balancer.state_store import MemoryStore, StateError
+from balancer.stored_state import AGENT_OVERRIDES, DESIRED_STATE, StoredState
 from balancer.wishes import Wishes
 from common.errors import ErrorCode, RequestError
 
@@ -26,36 +27,37 @@ async def test_each_change_is_newer_than_the_one_before(balancer: Balancer) -> N
     store = Kept()
     wishes = Wishes(balancer, store)
 
-    await asyncio.gather(*(wishes.put(same) for _ in range(5)))
+    await asyncio.gather(*(wishes.put(DESIRED_STATE, same) for _ in range(5)))
 
-    revisions = [state.revision for state in store.states]
-    assert revisions == sorted(set(revisions))
+    times = [state.revisions[DESIRED_STATE] for state in store.states]
+    assert times == sorted(set(times))
     assert balancer.stored == store.states[-1]
 
 
 async def test_a_change_is_newer_than_one_of_a_clock_that_is_ahead(balancer: Balancer) -> None:
     ahead = 2**60
-    balancer.want(balancer.stored.model_copy(update={"revision": ahead}))
+    balancer.want(balancer.stored.put(AGENT_OVERRIDES, at=ahead))
 
-    await Wishes(balancer).put(same)
+    await Wishes(balancer).put(DESIRED_STATE, same)
 
-    assert balancer.stored.revision == ahead + 1
+    assert balancer.stored.latest == ahead + 1
 
 
-async def test_what_another_balancer_was_told_is_followed_if_it_is_newer(
+async def test_what_another_balancer_was_told_later_is_kept_and_followed(
     balancer: Balancer,
 ) -> None:
     store = Kept()
     wishes = Wishes(balancer, store)
-    await wishes.put(same)
+    await wishes.put(DESIRED_STATE, same)
     mine = balancer.stored
-    newer = mine.model_copy(update={"revision": mine.revision + 1})
+    both = mine.put(AGENT_OVERRIDES, at=mine.latest + 1)
+    theirs = both.model_copy(update={"revisions": {AGENT_OVERRIDES: both.latest}})
 
-    await wishes.follow(newer)
+    await wishes.follow(theirs)
     await wishes.follow(mine)
 
-    assert balancer.stored == newer
-    assert store.states == [mine, newer]
+    assert balancer.stored == both
+    assert store.states == [mine, both]
 
 
 async def test_a_change_that_cannot_be_made_changes_nothing(balancer: Balancer) -> None:
@@ -66,7 +68,7 @@ async def test_a_change_that_cannot_be_made_changes_nothing(balancer: Balancer) 
         raise RequestError(ErrorCode.INVALID_REQUEST, "no")
 
     with pytest.raises(RequestError):
-        await Wishes(balancer, store).put(refuse)
+        await Wishes(balancer, store).put(DESIRED_STATE, refuse)
 
     assert (balancer.stored, store.states) == (before, [])
 
@@ -79,6 +81,6 @@ async def test_what_is_not_kept_is_not_wanted(balancer: Balancer) -> None:
     before = balancer.stored
 
     with pytest.raises(StateError):
-        await Wishes(balancer, Full()).put(same)
+        await Wishes(balancer, Full()).put(DESIRED_STATE, same)
 
     assert balancer.stored == before
