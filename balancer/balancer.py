@@ -96,6 +96,8 @@ class AgentView:
 class _Request:
     frame: bytes
     """Its ``Generate`` or ``Embed``, as it travels."""
+    model: str | None
+    """That it asks for."""
     exchange: Exchange
     arrived: float
     limit: asyncio.TimerHandle | None = None
@@ -194,7 +196,8 @@ class Balancer:
         """
         exchange = exchange or Exchange()
         now = self._loop.time()
-        request = self._requests[request_id] = _Request(frame, exchange, arrived=monotonic())
+        request = _Request(frame, terms.model, exchange, arrived=monotonic())
+        self._requests[request_id] = request
         if not self.accepts:
             self._refuse_because_closed(request_id)
             return exchange
@@ -306,13 +309,16 @@ class Balancer:
         self._tell_state(agent)
         self._dispatcher.join(frame.agent_id)
         self._report(frame.agent_id, frame.status)
+        self._expect()
 
     def report(self, agent_id: AgentId, status: Status) -> None:
         agent = self._agents[agent_id]
         agent.watch.heard()
         if status.version > agent.status.version:
-            agent.status = status
+            served, agent.status = agent.status.slots_total > 0, status
             self._report(agent_id, status)
+            if served != (status.slots_total > 0):
+                self._expect()
 
     def described(self, agent_id: AgentId, description: Described) -> None:
         self._agents[agent_id].description = description
@@ -411,9 +417,8 @@ class Balancer:
     @property
     def waiting(self) -> dict[str, int]:
         """Requests without a slot, by fleet."""
-        models = self._fleet_models
-        able = {fleet: models[fleet] for fleet in models if self.fleets[fleet].max > 0}
-        return {**dict.fromkeys(models, 0), **waiting_by_fleet(self._dispatcher.waiting, able)}
+        counted = waiting_by_fleet(self._dispatcher.waiting, self._able)
+        return {**dict.fromkeys(self.fleets, 0), **counted}
 
     @property
     def fleet_agents(self) -> list[SeenAgent]:
@@ -432,21 +437,36 @@ class Balancer:
     def _fleet_models(self) -> dict[str, frozenset[str]]:
         return model_names(self.fleets, self.desired_state.model_reference)
 
+    @property
+    def _able(self) -> dict[str, frozenset[str]]:
+        """The names of models of fleets that may have agents. Who asks for no model counts for the first
+        of them: by name, but those that are stuck come last.
+        """
+        models = self._fleet_models
+        able = [fleet for fleet in models if self.fleets[fleet].max > 0]
+        return {name: models[name] for name in sorted(able, key=lambda n: (self._is_stuck(n), n))}
+
     def _expect(self) -> None:
         """Of which models will there be an agent more?"""
         served = {agent.fleet for agent in self._agents.values() if agent.status.slots_total > 0}
+        able = self._able
         expected = [
-            models
-            for fleet, models in self._fleet_models.items()
-            if self._is_starting(fleet) or (fleet not in served and self.fleets[fleet].max > 0)
+            fleet
+            for fleet in able
+            if not self._is_stuck(fleet) and (fleet not in served or self._is_starting(fleet))
         ]
-        names = frozenset[str]().union(*expected) if expected else None
-        self._dispatcher.expect(names, now=self._loop.time())
+        names = {name for fleet in expected for name in able[fleet]}
+        anyone = {None} if expected[:1] == list(able)[:1] else set[None]()
+        self._dispatcher.expect(frozenset(names | anyone), now=self._loop.time())
         self._arm()
 
     def _is_starting(self, fleet: str) -> bool:
         view = self._fleet_views.get(fleet)
         return view is not None and view.report.starting > 0
+
+    def _is_stuck(self, fleet: str) -> bool:
+        view = self._fleet_views.get(fleet)
+        return view is not None and view.report.is_stuck
 
     @property
     def halted_by(self) -> AgentId | None:
@@ -521,8 +541,6 @@ class Balancer:
                 now=self._loop.time(),
             )
         )
-        if self.fleets:
-            self._expect()
 
     def _tell_state(self, agent: LinkedAgent) -> None:
         state = agent_state(
@@ -658,13 +676,14 @@ class Balancer:
                     self._abandoned[request_id] = (agent_id, monotonic())
                     self._agents[agent_id].send(encode(Cancel(request_id)))
                 case Reject(request_id, reason):
-                    self._end(self._requests.pop(request_id), None, self._rejected(effect, reason))
+                    request = self._requests.pop(request_id)
+                    self._end(request, None, self._rejected(effect, reason, request.model))
                 case _:
                     assert_never(effect)
         self._arm()
         self.changes.notify()
 
-    def _rejected(self, effect: Reject, reason: Rejection) -> Failed:
+    def _rejected(self, effect: Reject, reason: Rejection, model: str | None) -> Failed:
         match reason:
             case Rejection.BUFFER_FULL:
                 code = ErrorCode.BUFFER_FULL
@@ -676,13 +695,22 @@ class Balancer:
                 self.metrics.reach(Limit.BUFFERED_BYTES)
             case Rejection.BUFFER_TIMEOUT:
                 code = ErrorCode.BUFFER_TIMEOUT
-                message = "no slot became free in time"
+                message = f"no slot became free in time{self._why_no_more(model)}"
             case Rejection.AGENT_LOST:
                 code = ErrorCode.AGENT_LOST
                 message = (
                     "the agent that served this request was lost, and no other went on with it"
                 )
         return Failed(effect.request_id, code, message)
+
+    def _why_no_more(self, model: str | None) -> str:
+        """What keeps the fleet from growing that was to serve this model, in words after others."""
+        for fleet, models in self._able.items():
+            if model is None or model in models:
+                view = self._fleet_views.get(fleet)
+                reason = None if view is None else view.report.reason
+                return "" if reason is None else f"; the fleet {fleet}: {reason}"
+        return ""
 
     def _arm(self) -> None:
         """Have ``expire`` called at the next deadline, if there is one."""

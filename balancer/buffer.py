@@ -19,6 +19,8 @@ class Waiting:
     arrival: int
     """Those that came later have larger numbers."""
     terms: Terms
+    since: float
+    """When it began to wait, or was last taken from an agent."""
     deadline: float
     kin: str | None = None
     """Its answer has begun: only an agent of this fingerprint can go on with it."""

@@ -90,8 +90,8 @@ class Dispatcher:
         self._arrivals = 0
         self._swapping_since: float | None = None
         """Since when agents change their models; None: nobody does."""
-        self._expected: frozenset[str] | None = None
-        """The names of models that agents are started for; None: none are."""
+        self._expected: frozenset[str | None] = frozenset()
+        """See ``expect``."""
 
     @property
     def buffered(self) -> int:
@@ -123,7 +123,7 @@ class Dispatcher:
     def submit(self, request_id: RequestId, terms: Terms = ANY, *, now: float) -> list[Effect]:
         """A new request: dispatched at once, buffered (no effect), or rejected."""
         self._arrivals += 1
-        request = Waiting(request_id, self._arrivals, terms, self._deadline(terms, now))
+        request = Waiting(request_id, self._arrivals, terms, now, self._deadline(terms, now))
         # Nobody waits for what is available: see _drain.
         if available := self._pool.available(terms.model):
             return [self._dispatch(request, available)]
@@ -210,14 +210,14 @@ class Dispatcher:
         self._watch_swaps(now)
         return self._drain()
 
-    def expect(self, models: frozenset[str] | None, *, now: float) -> None:
-        """Agents that serve these models, by any of their names, are about to come: the patience of who
-        waits for them begins when they are not expected any more. None: no agent is.
+    def expect(self, models: frozenset[str | None], *, now: float) -> None:
+        """Agents are about to come for those who ask for these models, by any of their names; None: for
+        those who ask for none. Their patience begins when no agent is expected for them any more.
         """
         before, self._expected = self._expected, models
         for waiting in self._buffer:
-            was_held = _is_among(before, waiting.terms)
-            if self._swapping_since is None and was_held != _is_among(models, waiting.terms):
+            model = waiting.terms.model
+            if self._swapping_since is None and (model in before) != (model in models):
                 self._set_deadline(waiting, now)
 
     def leave(self, agent_id: AgentId, *, in_order: bool = False, now: float) -> list[Effect]:
@@ -255,18 +255,27 @@ class Dispatcher:
             return now + terms.deadline
         if self._swapping_since is not None:
             return self._swapping_since + LONGEST_SWAP
-        if _is_among(self._expected, terms):
-            return now + max(LONGEST_START, self._buffer.patience)
-        return now + self._buffer.patience
+        return now + (self._longest_start if terms.model in self._expected else self._patience)
+
+    @property
+    def _patience(self) -> float:
+        return self._buffer.patience
+
+    @property
+    def _longest_start(self) -> float:
+        return max(LONGEST_START, self._patience)
 
     def _is_held(self, terms: Terms) -> bool:
         """Its patience does not count now."""
-        return self._swapping_since is not None or _is_among(self._expected, terms)
+        return self._swapping_since is not None or terms.model in self._expected
 
     def _set_deadline(self, request: Waiting, now: float) -> None:
-        """Of one that begins to wait now, or as if it did; its own stays."""
+        """Of one that begins to wait now, or as if it did; its own stays. However often agents are
+        expected for it, and are not any more, it waits no longer than for one of them.
+        """
         if request.terms.deadline is None:
-            request.deadline = self._deadline(request.terms, now)
+            longest = request.since + self._longest_start + self._patience
+            request.deadline = min(self._deadline(request.terms, now), longest)
 
     def _watch_swaps(self, now: float) -> None:
         """Nobody's patience ends while an agent changes its model, unless that takes for ever."""
@@ -274,12 +283,14 @@ class Dispatcher:
             return
         self._swapping_since = now if self._pool.is_swapping else None
         for waiting in self._buffer:
-            self._set_deadline(waiting, now)
+            if waiting.terms.deadline is None:  # a swap has a bound of its own
+                waiting.deadline = self._deadline(waiting.terms, now)
 
     def _move(self, request: Waiting, now: float) -> list[Effect]:
         """It was taken from its agent: to go on, or begin, elsewhere."""
         if request.losses > MOST_LOSSES or request.moves > MOST_MOVES or request.kin == "":
             return [Reject(request.request_id, Rejection.AGENT_LOST)]
+        request.since = now
         self._set_deadline(request, now)
         self._buffer.push_back(request)
         return []
@@ -301,7 +312,3 @@ class Dispatcher:
         self._pool.bind(agent.agent_id, request.request_id)
         self._bound[request.request_id] = _Binding(agent.agent_id, request)
         return Dispatch(request.request_id, agent.agent_id)
-
-
-def _is_among(models: frozenset[str] | None, terms: Terms) -> bool:
-    return models is not None and (terms.model is None or terms.model in models)

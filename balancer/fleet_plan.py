@@ -139,6 +139,8 @@ class FleetReport:
     draining: int
     reason: str | None = None
     """What keeps the fleet from being as wanted, in words."""
+    is_stuck: bool = False
+    """None serves, and none will soon: requests should not be held for it."""
 
 
 class FleetPlan:

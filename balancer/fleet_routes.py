@@ -27,6 +27,7 @@ NO_REPORT = {
     "starting": 0,
     "draining": 0,
     "reason": "no supervisor has reported on it yet",
+    "is_stuck": False,
 }
 
 

@@ -126,10 +126,10 @@ def waiting_by_fleet(
     """``waiting``: how many requests wait for each model, by a name of it; None: any will do.
     ``models``: of each fleet, see ``model_names``.
 
-    What several fleets could serve counts for the first of them by name, so that only one grows
-    for it; what none of them serves counts for nobody.
+    What several fleets could serve counts for the first of them, so that only one grows for it; what
+    none of them serves counts for nobody.
     """
-    counted = dict.fromkeys(sorted(models), 0)
+    counted = dict.fromkeys(models, 0)
     for model, count in waiting.items():
         for fleet in counted:
             if model is None or model in models[fleet]:

@@ -377,21 +377,32 @@ def test_the_patience_of_who_waits_for_a_model_begins_when_it_is_not_expected_an
     dispatcher.submit(R2, Terms(model="one"), now=2)
     assert dispatcher.next_deadline == 1 + LONGEST_START
 
-    dispatcher.expect(None, now=50)
+    dispatcher.expect(frozenset(), now=50)
 
     assert dispatcher.next_deadline == 50 + 10
 
 
+def test_nobody_waits_for_ever_for_agents_that_are_expected_and_do_not_come(
+    dispatcher: Dispatcher,
+) -> None:
+    dispatcher.submit(R1, now=0)
+    for now in range(0, int(LONGEST_START), 9):
+        dispatcher.expect(frozenset({None}) if now % 2 else frozenset(), now=now)
+    dispatcher.expect(frozenset({None}), now=LONGEST_START)
+
+    assert dispatcher.next_deadline == LONGEST_START + 10
+
+
 def test_who_has_more_patience_than_a_start_may_take_keeps_it() -> None:
     dispatcher = Dispatcher(Buffer(capacity=2, patience=3 * LONGEST_START))
-    dispatcher.expect(frozenset(), now=0)
+    dispatcher.expect(frozenset({None}), now=0)
 
     dispatcher.submit(R1, now=0)
 
     assert dispatcher.next_deadline == 3 * LONGEST_START
 
 
-def test_who_waits_for_another_model_is_not_held_by_one_that_is_expected(
+def test_who_waits_for_another_model_or_for_none_is_not_held_by_one_that_is_expected(
     dispatcher: Dispatcher,
 ) -> None:
     dispatcher.expect(frozenset({"one"}), now=0)
@@ -399,8 +410,10 @@ def test_who_waits_for_another_model_is_not_held_by_one_that_is_expected(
     dispatcher.submit(R2, now=0)
 
     assert dispatcher.waiting == {"two": 1, None: 1}
-    assert dispatcher.expire(now=10) == [Reject(R1, Rejection.BUFFER_TIMEOUT)]
-    assert dispatcher.next_deadline == LONGEST_START
+    timeout = Rejection.BUFFER_TIMEOUT
+    assert dispatcher.expire(now=10) == [Reject(R1, timeout), Reject(R2, timeout)]
+    dispatcher.submit(R3, Terms(model="one"), now=10)
+    assert dispatcher.next_deadline == 10 + LONGEST_START
 
 
 def test_a_deadline_of_its_own_holds_also_while_models_are_changed(

@@ -47,6 +47,7 @@ class Asked:
     request_id: RequestId
     arrival: int
     terms: Terms
+    since: float
     deadline: float
     agent_id: AgentId | None = None
     """None: it waits."""
@@ -96,7 +97,7 @@ class Histories(RuleBasedStateMachine):
         self.agents: dict[AgentId, Known] = {}
         self.live: dict[RequestId, Asked] = {}
         self.swapping_since: float | None = None
-        self.expected: frozenset[str] | None = None
+        self.expected: frozenset[str | None] = frozenset()
         for each in joined:
             self.join(each)
 
@@ -157,7 +158,7 @@ class Histories(RuleBasedStateMachine):
         self.count += 1
         own = None if terms.deadline is None else self.now + terms.deadline
         deadline = self.patient_until(terms) if own is None else own
-        request = Asked(RequestId(f"r{self.count:04}"), self.count, terms, deadline)
+        request = Asked(RequestId(f"r{self.count:04}"), self.count, terms, self.now, deadline)
         is_full = len(self.waiting) >= CAPACITY
         self.live[request.request_id] = request
         refused = is_full and not self.available(request)
@@ -167,22 +168,21 @@ class Histories(RuleBasedStateMachine):
         )
 
     def is_expected(self, terms: Terms) -> bool:
-        models = self.expected
-        return models is not None and (terms.model is None or terms.model in models)
+        return terms.model in self.expected
 
     def patient_until(self, terms: Terms) -> float:
         if self.swapping_since is not None:
             return self.swapping_since + LONGEST_SWAP
         return self.now + (LONGEST_START if self.is_expected(terms) else PATIENCE)
 
-    @rule(models=st.none() | st.frozensets(st.sampled_from(MODELS)))
-    def expect(self, models: frozenset[str] | None) -> None:
+    @rule(models=st.frozensets(st.none() | st.sampled_from(MODELS)))
+    def expect(self, models: frozenset[str | None]) -> None:
         before = {each.request_id: self.is_expected(each.terms) for each in self.waiting}
         self.expected = models
         for each in self.waiting:
             changed = before[each.request_id] != self.is_expected(each.terms)
-            if each.terms.deadline is None and self.swapping_since is None and changed:
-                each.deadline = self.patient_until(each.terms)
+            if self.swapping_since is None and changed:
+                self.set_deadline(each)
         self.dispatcher.expect(models, now=self.now)
 
     @precondition(lambda self: self.live)
@@ -355,14 +355,18 @@ class Histories(RuleBasedStateMachine):
         if request.losses > MOST_LOSSES or request.moves > MOST_MOVES or request.kin == "":
             return [request]
         request.agent_id = None
-        if request.terms.deadline is None:
-            request.deadline = self.patient_until(request.terms)
+        request.since = self.now
+        self.set_deadline(request)
         return []
 
+    def set_deadline(self, request: Asked) -> None:
+        if request.terms.deadline is None:
+            longest = request.since + LONGEST_START + PATIENCE
+            request.deadline = min(self.patient_until(request.terms), longest)
+
     def hold_deadline(self, request: Asked) -> None:
-        is_held = self.swapping_since is not None or self.is_expected(request.terms)
-        if request.terms.deadline is None and is_held:
-            request.deadline = self.patient_until(request.terms)
+        if self.swapping_since is not None or self.is_expected(request.terms):
+            self.set_deadline(request)
 
     def one_that_runs(self, data: st.DataObject) -> tuple[Asked, AgentId]:
         running = sorted(each.request_id for each in self.running)

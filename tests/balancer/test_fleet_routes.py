@@ -50,6 +50,7 @@ async def test_a_fleet_that_was_put_is_shown_with_what_the_supervisor_says(
         "starting": 1,
         "draining": 0,
         "reason": "it loads",
+        "is_stuck": False,
         "waiting": 0,
         "agents": [{"name": "qwen-1", "phase": "load", "seconds": {"node": 1.5}, "problem": None}],
     }
@@ -195,3 +196,65 @@ async def test_who_asks_for_no_model_does_not_wait_for_a_fleet_that_may_have_no_
     ask(balancer, R1)
 
     assert balancer.waiting == {"a": 0, "b": 1}
+
+
+STUCK = FleetReport(
+    wanted=1, seen=1, ready=0, starting=1, draining=0, reason="no such file", is_stuck=True
+)
+
+
+async def test_a_fleet_that_is_stuck_is_not_waited_for_and_the_client_is_told_why() -> None:
+    balancer = Balancer(buffer_capacity=2, patience=0.05)
+    balancer.want(with_fleet(balancer, max=2))
+    balancer.supervised({"qwen": FleetView(report=STUCK)}, leads=True)
+
+    for model in ("qwen", None):
+        waiting = ask(balancer, R1, Terms(model=model))
+        assert balancer.waiting == {"qwen": 1}  # so that it is tried again
+        outcome = await last_of(waiting)
+
+        assert isinstance(outcome, Failed)
+        assert outcome.code is ErrorCode.BUFFER_TIMEOUT
+        assert outcome.message.endswith("; the fleet qwen: no such file")
+
+
+async def test_who_asks_for_no_model_counts_for_a_fleet_that_is_stuck_only_if_all_are(
+    balancer: Balancer,
+) -> None:
+    fleet = Fleet(max=1)
+    balancer.want(balancer.stored.model_copy(update={"fleets": {"a": fleet, "b": fleet}}))
+    balancer.supervised({"a": FleetView(report=STUCK)}, leads=True)
+
+    ask(balancer, R1)
+
+    assert balancer.waiting == {"a": 0, "b": 1}
+
+
+async def test_who_asks_for_no_model_is_held_only_for_the_fleet_that_it_counts_for() -> None:
+    balancer = Balancer(buffer_capacity=2, patience=0.05)
+    balancer.want(with_fleet(balancer, max=1))
+    zero = balancer.stored.fleets | {"zero": Fleet(max=1)}
+    balancer.want(balancer.stored.model_copy(update={"fleets": zero}))
+    agent = PlayedAgent(balancer, "qwen-1", fleet="qwen", model_names=("qwen",))
+    running = ask(balancer, R1)
+
+    outcome = await last_of(ask(balancer, R2))
+
+    assert isinstance(outcome, Failed)
+    assert outcome.code is ErrorCode.BUFFER_TIMEOUT
+    agent.finish(R1)
+    assert isinstance(await last_of(running), Finished)
+
+
+async def test_agents_are_told_again_what_to_run_only_if_that_was_put_again(
+    client: httpx.AsyncClient, play: Play
+) -> None:
+    agent = play("one")
+    before = len(agent.states)
+
+    await put(client, "qwen", QWEN)
+    assert len(agent.states) == before
+
+    state = (await client.get("/api/v1/balancer_desired_state")).json()
+    assert (await client.put("/api/v1/balancer_desired_state", json=state)).status_code == 204
+    assert len(agent.states) == before + 1

@@ -69,7 +69,7 @@ def test_a_fleet_is_the_same_after_a_way_through_json() -> None:
 
 
 def test_a_request_counts_for_the_first_fleet_that_could_serve_it() -> None:
-    models = model_names({"b": ONE, "a": TWO, "c": ONE}, NoModel())
+    models = model_names({"a": TWO, "b": ONE, "c": ONE}, NoModel())
 
     counted = waiting_by_fleet({"one": 3, "two.gguf": 2, None: 5, "three": 7}, models)
 
