@@ -3,9 +3,11 @@ that are killed, and with a new version of the project put in place. Real Ray, t
 """
 
 import asyncio
+import contextlib
 import json
 import shutil
-from collections.abc import Generator
+import time
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from typing import Any
 import httpx
 import pytest
 from cluster import PROJECT, RayCluster, start_cluster
+
+from deploy.fleet_picture import Series, to_text
 
 ROUTE = "/api/v1/continue_from_raw_prompt"
 SETTINGS = {"agent_port": 0, "engine": "echo", "buffer_size": 500}
@@ -46,18 +50,22 @@ class Answers:
     cluster: RayCluster
     texts: list[str] = field(default_factory=list[str])
     problems: list[str] = field(default_factory=list[str])
+    asked: int = 0
+    begun: int = 0
+    """Those of which something has come."""
 
     async def ask(self, client: httpx.AsyncClient, length: int) -> None:
         body = {"raw_prompt": "x" * length, "max_tokens": length, "sampling": {"ignore_eos": True}}
         text = ""
+        self.asked += 1
         try:
             async with client.stream("POST", ROUTE, json=body) as response:
                 async for line in response.aiter_lines():
-                    message = json.loads(line)
-                    if "Error" in message or response.status_code != 200:
+                    if response.status_code != 200 or "Error" in (message := json.loads(line)):
                         self.problems.append(line)
                         return
                     told = message["Response"]["response"]["GeneratedToken"]
+                    self.begun += not text
                     text += told.get("ContentToken", "")
                     if "Done" in told:
                         self.texts.append(text)
@@ -65,6 +73,15 @@ class Answers:
             self.problems.append("it ended without a word")
         except httpx.HTTPError as error:
             self.problems.append(repr(error))
+
+    async def keep_asking(
+        self, client: httpx.AsyncClient, length: int, is_enough: asyncio.Event
+    ) -> None:
+        """Once, and then again and again."""
+        while True:
+            await self.ask(client, length)
+            if is_enough.is_set():
+                return
 
     async def ask_all(self, lengths: list[int]) -> None:
         async with self.client() as client, asyncio.TaskGroup() as group:
@@ -80,22 +97,57 @@ class Answers:
         )
 
 
+@contextlib.asynccontextmanager
+async def recorded(
+    answers: Answers, client: httpx.AsyncClient, fleet: str
+) -> AsyncGenerator[Series]:
+    """Grows by what is so each time that the fleet's stream says something."""
+    series = Series([], [], [], [])
+
+    async def record() -> None:
+        async with client.stream("GET", "/api/v1/fleets/stream") as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    series.add(
+                        time.monotonic(),
+                        agents=json.loads(line.removeprefix("data: "))["fleets"][fleet]["ready"],
+                        waiting=answers.asked - answers.begun,
+                        served=len(answers.texts),
+                    )
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(record())
+        yield series
+        task.cancel()
+
+
 async def test_a_burst_at_zero_is_served_from_several_nodes_and_the_agents_go_again(
     cluster: RayCluster, fleet: str
 ) -> None:
     answers = Answers(cluster)
+    is_grown = asyncio.Event()
 
-    await answers.ask_all([10 + n % 20 for n in range(100)])
+    async with answers.client() as client, recorded(answers, client, fleet) as series:
+        async with asyncio.TaskGroup() as group:
+            for n in range(100):
+                group.create_task(answers.keep_asking(client, 10 + n % 20, is_grown))
+            told = await asyncio.to_thread(
+                cluster.until_fleet, fleet, lambda now: now["ready"] == now["wanted"] == 4
+            )
+            nodes = [
+                await asyncio.to_thread(cluster.node_of, f"headrace-agent-{agent['name']}")
+                for agent in told["agents"]
+            ]
+            is_grown.set()
+        await asyncio.to_thread(cluster.until_fleet, fleet, lambda now: now["seen"] == 0)
 
+    seconds = series.times[-1] - series.times[0]
+    print(f"\n{to_text(series, title=f'from zero and back in {seconds:.0f} s')}")  # noqa: T201
     assert answers.problems == []
-    assert sorted(map(len, answers.texts)) == sorted(10 + n % 20 for n in range(100))
-    told = cluster.fleet(fleet)
-    assert (told["ready"], told["wanted"]) == (4, 4)
+    assert len(answers.texts) == answers.asked
+    assert set(map(len, answers.texts)) == set(range(10, 30))
     assert {"node", "process", "download", "load"} <= set(told["agents"][0]["seconds"])
-    assert (
-        len({cluster.node_of(f"headrace-agent-{agent['name']}") for agent in told["agents"]}) == 2
-    )
-    cluster.until_fleet(fleet, lambda now: now["seen"] == 0)
+    assert (len(nodes), len(set(nodes))) == (4, 2)
 
 
 async def test_a_node_that_dies_fails_no_request_and_its_agents_come_back_elsewhere(
@@ -150,15 +202,17 @@ async def test_a_balancer_that_is_killed_loses_only_its_own_connections(
     cluster.until_fleet(fleet, lambda now: now["ready"] == 4)
     answers = Answers(cluster)
     async with answers.client() as client, asyncio.TaskGroup() as group:
-        for _ in range(8):
-            group.create_task(answers.ask(client, 200))
-        await asyncio.to_thread(cluster.until_processing, 8)
+        # Serve gives each request to either of two. One may be what is left of following a stream.
+        while min(await asyncio.to_thread(cluster.do, "ongoing")) < 2:
+            for _ in range(4):
+                group.create_task(answers.ask(client, 200))
+            await asyncio.to_thread(cluster.until_processing, min(answers.asked, 8))
 
         await asyncio.to_thread(cluster.kill, "BalancerReplica")
 
     served, lost = len(answers.texts), len(answers.problems)
-    assert served + lost == 8
-    assert 0 < lost < 8
+    assert served + lost == answers.asked
+    assert 0 < lost < answers.asked
     assert all("the balancer was lost" in problem for problem in answers.problems)
     again = Answers(cluster)
     await again.ask_all([20] * 16)
@@ -184,14 +238,9 @@ async def test_a_new_version_takes_over_without_a_failed_request(
     before = cluster.agents()
     answers = Answers(cluster)
     is_updated = asyncio.Event()
-
-    async def keep_asking(client: httpx.AsyncClient) -> None:
-        while not is_updated.is_set():
-            await answers.ask(client, 30)
-
     async with answers.client() as client, asyncio.TaskGroup() as group:
         for _ in range(6):
-            group.create_task(keep_asking(client))
+            group.create_task(answers.keep_asking(client, 30, is_updated))
         await asyncio.to_thread(
             cluster.do, "deploy", settings=SETTINGS, replicas=2, path=str(next_version)
         )

@@ -38,7 +38,7 @@ ENVIRONMENT = {
 }
 
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 """Seconds that anything may take."""
 
 

@@ -94,6 +94,12 @@ class Host:
             if each["State"] == "ALIVE"
         ]
 
+    def ongoing(self) -> list[int]:
+        """How many requests each balancer has, by Serve's own count."""
+        names = [each["name"] for each in self.actors() if "BalancerReplica" in each["class"]]
+        replicas = [ray.get_actor(name, namespace="serve") for name in names]
+        return ray.get([replica.get_num_ongoing_requests.remote() for replica in replicas])
+
     def end(self) -> None:
         serve.shutdown()
         ray.shutdown()
