@@ -5,7 +5,7 @@ The echo engine, so that the machine's time goes into what is tested.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,10 +32,13 @@ PROCESSES = {"ServeReplica": "balancer", "ProxyActor": "proxy", "deploy.agent_pr
 
 MOST_BYTES = 4 * 2**20
 """What a process may have more of after 1,000 connections. It is less than one MiB if nothing is left
-behind; the cheapest ones, links of agents, would be nine.
+behind; the cheapest ones, links of agents, would be nine. Now and then an allocator takes more, but
+only what leaks grows each time.
 """
 MOST_FILES = 20
 """The same of open files, which would be a thousand."""
+THOUSANDS = 3
+"""In each of which a leak is seen."""
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +108,21 @@ def footprints(up: Up) -> dict[str, Footprint]:
     return found
 
 
+def grown(before: Mapping[str, Footprint], after: Mapping[str, Footprint]) -> set[str]:
+    """What has grown by more than it may, and of which process."""
+    assert after.keys() == before.keys(), "a process was started anew"
+    found: set[str] = set()
+    for name, now in after.items():
+        then = before[name]
+        more = (now.memory - then.memory) / 2**20
+        print(f"{name}: files {then.files} -> {now.files}, {more:+.1f} MiB of {now.memory >> 20}")  # noqa: T201
+        if now.memory > then.memory + MOST_BYTES:
+            found.add(f"memory of {name}")
+        if now.files > then.files + MOST_FILES:
+            found.add(f"files of {name}")
+    return found
+
+
 async def stream_and_leave(up: Up, kind: Kind, way: Way) -> None:
     client = await kind.ask(up.port, "abc", 50)
     await client.begun()
@@ -144,30 +162,25 @@ async def thousand(up: Up) -> None:
     await asyncio.gather(*(one(work) for work in works))
 
 
+async def footprints_after_a_thousand(up: Up, http: httpx.AsyncClient) -> dict[str, Footprint]:
+    await thousand(up)
+    await is_quiet(up, http)
+    await asyncio.to_thread(up.until, lambda agents: len(agents) == 1)
+    return footprints(up)
+
+
 # Before the crowd below, which makes memory large that could then hide what is left here.
 async def test_a_thousand_connections_leave_memory_and_open_files_where_they_were(
     up: Up, http: httpx.AsyncClient
 ) -> None:
-    await thousand(up)  # whatever is made once and kept
-    await is_quiet(up, http)
-    before = footprints(up)
+    # Whatever is made once and kept is there after the first.
+    seen = [await footprints_after_a_thousand(up, http) for _ in range(2)]
+    leaks = grown(*seen)
+    while leaks and len(seen) <= THOUSANDS:
+        seen.append(await footprints_after_a_thousand(up, http))
+        leaks &= grown(*seen[-2:])
 
-    await thousand(up)
-
-    await is_quiet(up, http)
-    await asyncio.to_thread(up.until, lambda agents: len(agents) == 1)
-    after = footprints(up)
-    for name, now in after.items():
-        then = before[name]
-        more = (now.memory - then.memory) / 2**20
-        print(f"{name}: files {then.files} -> {now.files}, {more:+.1f} MiB of {now.memory >> 20}")  # noqa: T201
-    assert after.keys() == before.keys(), "a process was started anew"
-    assert {
-        name: now
-        for name, now in after.items()
-        if now.files > before[name].files + MOST_FILES
-        or now.memory > before[name].memory + MOST_BYTES
-    } == {}
+    assert leaks == set(), "grown each time"
 
 
 async def test_a_crowd_that_leaves_at_the_same_moment_leaves_no_request_running(
