@@ -16,6 +16,23 @@ from agent.llama_library import LlamaVocabulary, lib, start_library
 from agent.llama_sampler import LlamaSamplers
 from deploy.model import default_model
 
+LONGEST = (
+    "test_up",
+    "test_swaps",
+    "test_agent_process",
+    "test_serve_failures",
+    "test_keeper",
+    "test_chaos",
+    "test_nothing_leaks",
+    "test_fleets",
+)
+"""Modules that take minutes: they come first, so that none is still running alone at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path.stem, len(LONGEST)))
+
 
 @pytest.fixture(scope="session")
 def up() -> Generator[Up]:

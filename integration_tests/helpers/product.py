@@ -26,10 +26,16 @@ HEADRACE = str(Path(sys.executable).parent / "headrace")
 START_TIMEOUT = 120.0
 STOP_TIMEOUT = 60.0
 
+FOLDER = re.compile(r"/tmp/headrace-\w+")
+"""Where a product keeps what is temporary."""
 
-_ports = iter(random.SystemRandom().sample(range(20_000, 32_000), 10_000))
+
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_own = range(20_000 + _worker, 32_000, _workers)
+_ports = iter(random.SystemRandom().sample(_own, len(_own)))
 """Not those that systems give to whoever asks for any (Linux: from 32768 on). Ray asks for many, and
-would now and then take one before it is used.
+would now and then take one before it is used. Nor those of tests that run at the same time.
 """
 
 
@@ -39,6 +45,15 @@ def free_port() -> int:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise AssertionError("all have been used")
+
+
+def folders_in_use() -> set[Path]:
+    """The temporary folders of all products that run, which their command lines name."""
+    found: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found |= set(FOLDER.findall((process / "cmdline").read_text()))
+    return {Path(name) for name in found}
 
 
 class Command:
@@ -123,7 +138,7 @@ class Command:
         """Whatever a failed test has left: only what carries our mark, and Ray's folders, which the
         first process would have removed.
         """
-        folders = set(re.findall(r"/tmp/headrace-\w+", " ".join(self.processes())))
+        folders = set(FOLDER.findall(" ".join(self.processes())))
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if self.mark.encode() in (folder / "environ").read_bytes():
