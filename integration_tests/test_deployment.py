@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -37,8 +38,10 @@ class Operator:
     copy: Path
     port: int = field(default_factory=free_port)
 
-    def deploy(self, **environment: str) -> None:
-        """The file, with only the values changed that a machine without models cannot have."""
+    def deploy(self, most: int, **environment: str) -> None:
+        """The file, with only the values changed that a machine without models cannot have, and the
+        ``max`` of its fleet.
+        """
         file = yaml.safe_load(SERVE_FILE.read_text())
         file["http_options"]["port"] = self.port
         (application,) = file["applications"]
@@ -49,6 +52,7 @@ class Operator:
         fleet = arguments["fleets"]["cpu"]
         fleet["model"] = {"LocalToAgent": "/echo.gguf"}
         fleet["resources"]["cpus"] = 1  # a second one finds room beside it
+        fleet["max"] = most
         self.copy.write_text(yaml.safe_dump(file))
         done = self.ray.run("serve", "deploy", str(self.copy))
         assert done.returncode == 0, done.stdout + done.stderr
@@ -62,10 +66,12 @@ class Operator:
             timeout=START_TIMEOUT,
         )
 
-    def agents(self) -> list[tuple[str, str]]:
+    def fleet(self) -> dict[str, Any]:
         with self.client("management") as client:
-            fleet = client.get("/api/v1/fleets/cpu").raise_for_status().json()
-        return [(agent["name"], agent["phase"]) for agent in fleet["agents"]]
+            return client.get("/api/v1/fleets/cpu").raise_for_status().json()
+
+    def agents(self) -> list[tuple[str, str]]:
+        return [(agent["name"], agent["phase"]) for agent in self.fleet()["agents"]]
 
 
 @dataclass
@@ -99,7 +105,7 @@ def test_a_fleet_starts_with_the_first_request_and_an_upgrade_fails_none(
     started_ray: StartedRay, tmp_path: Path
 ) -> None:
     operator = Operator(started_ray, tmp_path / "serve.yaml")
-    operator.deploy()
+    operator.deploy(2)
     with operator.client("inference") as client, operator.client(None) as stranger:
         until_it_serves(client)
 
@@ -114,7 +120,7 @@ def test_a_fleet_starts_with_the_first_request_and_an_upgrade_fails_none(
         thread = threading.Thread(target=asking.run)
         thread.start()
         try:
-            operator.deploy(PYTHONPATH=str(another_version(tmp_path / "another")))
+            operator.deploy(3, PYTHONPATH=str(another_version(tmp_path / "another")))
             deadline = time.monotonic() + START_TIMEOUT
             while operator.agents() != [("cpu-2", "ready")] and time.monotonic() < deadline:
                 time.sleep(0.2)
@@ -123,6 +129,7 @@ def test_a_fleet_starts_with_the_first_request_and_an_upgrade_fails_none(
             thread.join()
 
     assert operator.agents() == [("cpu-2", "ready")]
+    assert operator.fleet()["fleet"]["max"] == 3
     assert len(asking.statuses) > 10
     assert set(asking.statuses) == {200}
 

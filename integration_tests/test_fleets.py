@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from cluster import PROJECT, RayCluster, start_cluster
+from cluster import PATIENCE, PROJECT, RayCluster, start_cluster
 
 from deploy.fleet_picture import Series, to_text
 
@@ -193,6 +193,32 @@ async def test_another_supervisor_finds_the_agents_and_nobody_notices(
     assert cluster.do("departures") == departures
     after = cluster.agents()
     assert {name: after[name] for name in before} == before
+
+
+async def test_what_two_balancers_are_told_at_the_same_time_is_known_to_both(
+    cluster: RayCluster,
+) -> None:
+    names = {f"told-{n}" for n in range(12)}
+    answers = Answers(cluster)
+    async with answers.client() as client:
+
+        async def each(method: str, **body: Any) -> None:
+            asked = (client.request(method, f"/api/v1/fleets/{name}", **body) for name in names)
+            for answer in await asyncio.gather(*asked):
+                answer.raise_for_status()
+
+        async def known() -> list[set[str]]:
+            """To whichever balancer Serve asks, each time."""
+            asked = await asyncio.gather(*(client.get("/api/v1/fleets") for _ in range(16)))
+            return [names & told.json()["fleets"].keys() for told in asked]
+
+        async with asyncio.timeout(PATIENCE):
+            await each("PUT", json={"max": 0})
+            while await known() != [names] * 16:
+                pass
+            await each("DELETE")
+            while any(await known()):
+                pass
 
 
 async def test_a_balancer_that_is_killed_loses_only_its_own_connections(

@@ -7,6 +7,7 @@ ends with its input, and all nodes with it.
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Host:
                 "label_selector": {"pool": BALANCERS},
                 "runtime_env": environment,
             },
-        ).bind(told)
+        ).bind(told, int(time.time() * 1000))
         serve.run(application, name=APPLICATION, route_prefix="/")
 
     def nodes(self) -> list[str]:
