@@ -12,7 +12,12 @@ from balancer.fleet_beats import Answer, Beat, FleetView, SeenAgent
 from balancer.stored_state import StoredState
 
 SILENCE = 3.0
-"""Seconds without a beat after which a balancer is lost."""
+"""Seconds without a beat after which a balancer is lost: what it said holds no more."""
+
+LONG_SILENCE = 15.0
+"""Seconds after which agents hang up on it, too. Its beats may be late and its streams fine: its machine is
+busy, or the supervisor has been started anew.
+"""
 
 
 @dataclass(slots=True)
@@ -21,9 +26,17 @@ class _Balancer:
     heard: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    address: str
+    heard: float
+
+
 class Registry:
     def __init__(self, *, now: float) -> None:
         self._balancers: dict[str, _Balancer] = {}
+        self._places: dict[str, _Place] = {}
+        """Of the balancers, and of those that were lost not long ago."""
         self._state: StoredState | None = None
         self._digest = ""
         self._refused = ""
@@ -38,7 +51,12 @@ class Registry:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where agents dial in."""
-        return tuple(sorted({each.beat.address for each in self._balancers.values()}))
+        return tuple(sorted({place.address for place in self._places.values()}))
+
+    @property
+    def is_blind(self) -> bool:
+        """Is there no balancer that says who waits and what agents do?"""
+        return not self._balancers
 
     @property
     def waiting(self) -> dict[str, int]:
@@ -61,8 +79,10 @@ class Registry:
         self.last_heard = now
         if beat.ends:
             self._balancers.pop(beat.balancer_id, None)
+            self._places.pop(beat.balancer_id, None)
         else:
             self._balancers[beat.balancer_id] = _Balancer(beat, now)
+            self._places[beat.balancer_id] = _Place(beat.address, now)
         if beat.state is None or beat.digest in {self._digest, self._refused}:
             return None
         try:
@@ -88,4 +108,7 @@ class Registry:
         lost = [id_ for id_, each in self._balancers.items() if now - each.heard > SILENCE]
         for id_ in lost:
             del self._balancers[id_]
+        for id_, place in tuple(self._places.items()):
+            if now - place.heard > LONG_SILENCE:
+                del self._places[id_]
         return lost

@@ -5,7 +5,7 @@ from msgspec import structs
 
 from balancer.desired_state import BalancerDesiredState
 from balancer.fleet_beats import Beat, SeenAgent
-from balancer.fleet_registry import SILENCE, Registry
+from balancer.fleet_registry import LONG_SILENCE, SILENCE, Registry
 from balancer.stored_state import AGENT_OVERRIDES, DESIRED_STATE, StoredState
 from common.models import Phase
 
@@ -63,7 +63,43 @@ def test_one_balancer_leads_and_another_when_it_is_lost() -> None:
     assert registry.expire(now=SILENCE + 0.1) == ["a"]
 
     assert registry.answer(beat("b"), {}).leads
-    assert registry.addresses == ("ws://b:1",)
+
+
+def test_a_balancer_whose_beats_are_late_keeps_its_links_but_not_what_it_said() -> None:
+    registry = Registry(now=0)
+    agent = msgspec.to_builtins(SeenAgent(name="one-1", phase=Phase.READY))
+    registry.hear(beat("a", waiting={"one": 2}, agents=[agent]), now=0)
+    assert not registry.is_blind
+
+    registry.expire(now=LONG_SILENCE)
+
+    assert registry.is_blind
+    assert (registry.waiting, registry.agents) == ({}, {})
+    assert registry.addresses == ("ws://a:1",)
+    registry.expire(now=LONG_SILENCE + 0.1)
+    assert registry.addresses == ()
+
+
+def test_a_balancer_that_is_heard_again_counts_again() -> None:
+    registry = Registry(now=0)
+    registry.hear(beat("a"), now=0)
+    registry.expire(now=LONG_SILENCE - 1)
+
+    registry.hear(beat("a", waiting={"one": 1}), now=LONG_SILENCE - 1)
+    registry.expire(now=LONG_SILENCE + 1)
+
+    assert registry.addresses == ("ws://a:1",)
+    assert registry.waiting == {"one": 1}
+
+
+def test_a_balancer_that_ends_after_it_was_lost_is_hung_up_on_at_once() -> None:
+    registry = Registry(now=0)
+    registry.hear(beat("a"), now=0)
+    registry.expire(now=SILENCE + 1)
+
+    registry.hear(beat("a", ends=True), now=SILENCE + 1)
+
+    assert registry.addresses == ()
 
 
 def test_a_balancer_that_ends_says_so_and_is_forgotten_at_once() -> None:
