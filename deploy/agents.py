@@ -27,7 +27,7 @@ from deploy.access import own_key
 from deploy.attempts import Attempts
 from deploy.machine import default_threads, process_age, usable_cores
 from deploy.settings import AgentSettings, EngineKind
-from deploy.tls import client_context, pinned_context
+from deploy.tls import client_context, pinned_context, pinned_text_context
 
 ECHO_CONTEXT = 4096
 
@@ -67,6 +67,8 @@ def credentials(settings: AgentSettings, environment: Mapping[str, str]) -> Cred
     tls = None
     if settings.tls_pin is not None:
         tls = pinned_context(Path(settings.tls_pin))
+    elif settings.tls_pin_text is not None:
+        tls = pinned_text_context(settings.tls_pin_text, "the balancer's certificate")
     elif settings.tls_ca is not None:
         tls = client_context(Path(settings.tls_ca))
     return Credentials(own_key(Role.AGENT, file, environment), tls)

@@ -5,7 +5,6 @@ through Serve's proxy would take 40 times as long.
 """
 
 import asyncio
-import ipaddress
 import logging
 import os
 import ssl
@@ -30,10 +29,10 @@ from balancer.wishes import Wishes
 from deploy.access import check_reach, open_keys
 from deploy.beats import Beats
 from deploy.flow import HeldBack
-from deploy.machine import LOG_FORMAT, address
+from deploy.machine import LOG_FORMAT, address, resolve
 from deploy.model import parse_model
 from deploy.settings import NODE, BalancerSettings, SupervisorSettings
-from deploy.tls import server_context
+from deploy.tls import own_certificate, server_context
 from deploy.version import code_version
 
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class BalancerReplica:
         self._keys = open_keys(settings.keys, os.environ)
         check_reach(
             self._keys,
-            client_host=await _client_host(),
+            client_host=await client_host(),
             agent_host=host,
             insecure=settings.insecure,
         )
@@ -139,22 +138,25 @@ def supervisor_settings(settings: BalancerSettings, keys: Keys) -> SupervisorSet
         key_file=None
         if settings.keys is None or Role.AGENT in keys.missing
         else str(settings.keys),
-        tls_pin=None if settings.tls_cert is None else str(settings.tls_cert),
+        tls_pin_text=None if settings.tls_cert is None else own_certificate(settings.tls_cert),
     )
 
 
 def agent_host(host: str) -> str:
-    """To listen on; ``node`` is this node's own address."""
-    return ray.util.get_node_ip_address() if host == NODE else host
+    """To listen on; ``node`` is this node's own address. Raises ``AddressError`` if it is none."""
+    if host == NODE:
+        return ray.util.get_node_ip_address()
+    resolve(host)
+    return host
 
 
 def reachable(host: str) -> str:
-    """An address that agents can dial, of one that is listened on."""
-    is_any = ipaddress.ip_address(host).is_unspecified if host != "localhost" else False
+    """An address that agents can dial, of one that is listened on. Raises ``AddressError``."""
+    is_any = any(each.is_unspecified for each in resolve(host))
     return ray.util.get_node_ip_address() if is_any else host
 
 
-async def _client_host() -> str | None:
+async def client_host() -> str | None:
     """Where Serve's proxies listen for clients; None: nowhere. No settings of ours say it, and what is
     not known (Serve has no public way to ask) is taken for an address that everybody reaches.
     """

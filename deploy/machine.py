@@ -5,7 +5,10 @@ import os
 import signal
 import socket
 import time
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
+
+from common.errors import HeadraceError
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Linux control group, version 2: ``<quota> <period>`` in microseconds, or ``max <period>``."""
@@ -14,6 +17,11 @@ CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 STAT = Path("/proc/self/stat")
 
 _imported = time.monotonic()
+
+
+class AddressError(HeadraceError):
+    """What is to be listened on is no address; the text says which, and why."""
+
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -56,11 +64,32 @@ def why_not_listen(host: str, port: int) -> str | None:
     return None
 
 
-def is_loopback(host: str) -> bool:
-    """Does only this machine reach what listens there? A name may mean anything, but for one."""
+def resolve(host: str) -> list[IPv4Address | IPv6Address]:
+    """What an address or a name stands for, at least one; no name is all addresses of this machine.
+
+    Raises ``AddressError``.
+    """
+    if not host:
+        return [IPv4Address(0), IPv6Address(0)]
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return [ipaddress.ip_address(host)]
     except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no name"
+        raise AddressError(f"{host!r} is no address, nor a name of one: {reason}") from error
+    return [ipaddress.ip_address(address[0]) for *_, address in found]
+
+
+def is_loopback(host: str) -> bool:
+    """Does only this machine reach what listens there, on whatever a name stands for? Of a name that
+    nobody knows nothing is certain.
+    """
+    try:
+        return all(each.is_loopback for each in resolve(host))
+    except AddressError:
         return False
 
 

@@ -62,7 +62,7 @@ def agent_settings(
         cache_tokens=engine.cache_tokens,
         longest_gap=engine.longest_gap,
         key_file=own.key_file,
-        tls_pin=own.tls_pin,
+        tls_pin_text=own.tls_pin_text,
     )
 
 

@@ -52,6 +52,8 @@ class AgentSettings:
     """Of ``wss://``: a file of the authorities to trust; None: those of the system."""
     tls_pin: str | None = None
     """A file with the balancer's own certificate, which is trusted alone and whatever its name."""
+    tls_pin_text: str | None = None
+    """The same as the text of such a file, for machines that do not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class SupervisorSettings:
     """The version of the project: see ``code_version``."""
     engine: EngineKind = EngineKind.LLAMA
     key_file: str | None = None
-    tls_pin: str | None = None
+    """It must be on each node where there are agents."""
+    tls_pin_text: str | None = None
 
 
 def to_line(settings: AgentSettings) -> bytes:

@@ -57,7 +57,10 @@ def client_context(authorities: Path | None = None) -> ssl.SSLContext:
         context = ssl.create_default_context()
         context.minimum_version = OLDEST
         return context
-    context = _trusting(lambda context: context.load_verify_locations(authorities), authorities)
+    _readable(authorities)
+    context = _trusting(
+        lambda context: context.load_verify_locations(authorities), str(authorities)
+    )
     context.check_hostname = True
     return context
 
@@ -66,15 +69,24 @@ def pinned_context(certificate: Path) -> ssl.SSLContext:
     """Of one who dials and trusts this certificate alone, the first in the file, under whatever name
     its owner is reached: nobody else has its key. Raises ``TlsError``.
     """
-    first = CERTIFICATE.search(_readable(certificate))
+    return pinned_text_context(own_certificate(certificate), str(certificate))
+
+
+def own_certificate(file: Path) -> str:
+    """Its first, in PEM form, and nothing else, which may be secret. Raises ``TlsError``."""
+    first = CERTIFICATE.search(_readable(file))
     if first is None:
-        raise TlsError(f"{certificate}: there is no certificate in it")
-    return _trusting(lambda context: context.load_verify_locations(cadata=first[0]), certificate)
+        raise TlsError(f"{file}: there is no certificate in it")
+    return first[0]
 
 
-def _trusting(load: Callable[[ssl.SSLContext], None], file: Path) -> ssl.SSLContext:
+def pinned_text_context(certificate: str, source: str) -> ssl.SSLContext:
+    """As ``pinned_context``, of a text in PEM form. ``source``: for the message of a ``TlsError``."""
+    return _trusting(lambda context: context.load_verify_locations(cadata=certificate), source)
+
+
+def _trusting(load: Callable[[ssl.SSLContext], None], source: str) -> ssl.SSLContext:
     """It does not look at names yet."""
-    _readable(file)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = OLDEST
     context.check_hostname = False
@@ -83,7 +95,7 @@ def _trusting(load: Callable[[ssl.SSLContext], None], file: Path) -> ssl.SSLCont
     try:
         load(context)
     except ssl.SSLError as error:
-        raise TlsError(f"{file}: {_reason(error)}") from error
+        raise TlsError(f"{source}: {_reason(error)}") from error
     return context
 
 

@@ -52,7 +52,6 @@ DRIVEN = {
     "agent/llama_candidates.py": "test_llama_sampler.py",
     "agent/llama_chain.py": "test_llama_sampler.py",
     "agent/llama_sampler.py": "test_llama_sampler.py",
-    "deploy/app.py": "test_up.py",
     "deploy/actor.py": "test_up.py",
     "deploy/agent_process.py": "test_keeper.py",
     "deploy/agents.py": "test_agent_process.py",

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,28 @@ def test_the_start_is_read_behind_a_name_with_blanks(
     assert machine.process_age() == pytest.approx(real, abs=1.0)
 
 
+NAMES = {
+    "of-this-machine": ("127.0.1.1", "::1"),
+    "of-both": ("127.0.0.1", "192.0.2.1"),
+    "of-a-network": ("192.0.2.1",),
+    "of-all": ("0.0.0.0",),
+    "localhost": ("127.0.0.1",),
+}
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system's resolver knows."""
+
+    def look_up(host: str, *_: object, **__: object) -> list[tuple[Any, ...]]:
+        host.encode("idna")
+        if host not in NAMES:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 0)) for each in NAMES[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+
 @pytest.mark.parametrize(
     ("host", "is_loopback"),
     [
@@ -103,9 +126,21 @@ def test_the_start_is_read_behind_a_name_with_blanks(
         ("0.0.0.0", False),
         ("::", False),
         ("192.0.2.1", False),
-        ("localhost.example", False),
+        ("of-this-machine", True),
+        ("of-both", False),
+        ("of-a-network", False),
+        ("of-all", False),
+        ("of-nobody", False),
         ("", False),
     ],
 )
-def test_only_this_machine_reaches_a_loopback_address(host: str, is_loopback: bool) -> None:
+def test_only_this_machine_reaches_a_loopback_address(
+    names: None, host: str, is_loopback: bool
+) -> None:
     assert machine.is_loopback(host) is is_loopback
+
+
+@pytest.mark.parametrize("host", ["of-nobody", "of nobody", "a" * 70, "127.0.0.1.9"])
+def test_what_is_neither_an_address_nor_a_name_is_refused(names: None, host: str) -> None:
+    with pytest.raises(machine.AddressError, match=f"'{host}' is no address, nor a name of one: "):
+        machine.resolve(host)

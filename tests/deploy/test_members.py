@@ -9,7 +9,7 @@ from balancer.fleets import Fleet, Resources
 from deploy.members import agent_settings, generation, why_no_node
 from deploy.settings import EngineKind, SupervisorSettings
 
-OWN = SupervisorSettings(code="c1", engine=EngineKind.ECHO, key_file="/keys")
+OWN = SupervisorSettings(code="c1", engine=EngineKind.ECHO, key_file="/keys", tls_pin_text="PEM")
 
 
 def fleet(**keys: Any) -> Fleet:
@@ -27,6 +27,7 @@ def test_an_agent_of_a_fleet_is_told_what_the_fleet_says() -> None:
         ("ws://one:1", "ws://two:2"),
     )
     assert (told.choices.slots, told.choices.threads, told.cache_tokens) == (2, 3, 7)
+    assert told.tls_pin_text == "PEM"
     assert (told.longest_gap, told.engine, told.key_file) == (0.5, EngineKind.ECHO, "/keys")
 
 
@@ -49,7 +50,9 @@ def test_agents_stay_when_only_their_number_is_to_be_another() -> None:
     assert generation(OWN, fleet(min=1, max=9, idle_time=5)) == generation(OWN, fleet())
 
 
-@pytest.mark.parametrize("changed", [{"code": "c2"}, {"key_file": "/others"}, {"tls_pin": "/c"}])
+@pytest.mark.parametrize(
+    "changed", [{"code": "c2"}, {"key_file": "/others"}, {"tls_pin_text": "C"}]
+)
 def test_agents_are_replaced_when_what_holds_for_all_has_changed(changed: dict[str, Any]) -> None:
     assert generation(replace(OWN, **changed), fleet()) != generation(OWN, fleet())
 

@@ -48,6 +48,7 @@ def test_agents_settings_come_back_from_one_line(pinned: ModelReference | None) 
         key_file="/keys",
         tls_ca="/ca.pem",
         tls_pin="/own.pem",
+        tls_pin_text="a text\nof lines\n",
     )
 
     line = to_line(settings)

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from certificates import Signed, make_certificate
 
-from deploy.tls import TlsError, client_context, pinned_context, server_context
+from deploy.tls import (
+    TlsError,
+    client_context,
+    own_certificate,
+    pinned_context,
+    pinned_text_context,
+    server_context,
+)
 
 
 @pytest.fixture
@@ -36,6 +43,25 @@ async def test_whoever_trusts_the_certificate_is_served(own: Signed) -> None:
 
     assert await version(server, client_context(own.certificate)) == "TLSv1.3"
     assert await version(server, pinned_context(own.certificate)) == "TLSv1.3"
+
+
+async def test_a_certificate_can_be_trusted_by_its_text_without_what_else_is_in_the_file(
+    own: Signed, tmp_path: Path
+) -> None:
+    both = tmp_path / "both.pem"
+    both.write_text(own.key.read_text() + own.certificate.read_text())
+    text = own_certificate(both)
+
+    assert "PRIVATE" not in text
+    server = server_context(own.certificate, own.key)
+    assert await version(server, pinned_text_context(text, "told")) == "TLSv1.3"
+
+
+def test_a_text_that_is_no_certificate_is_refused() -> None:
+    with pytest.raises(TlsError, match="the one that was told: "):
+        pinned_text_context(
+            "-----BEGIN CERTIFICATE-----\nAA\n-----END CERTIFICATE-----", "the one that was told"
+        )
 
 
 async def test_whoever_does_not_trust_it_is_not(own: Signed, tmp_path: Path) -> None:
