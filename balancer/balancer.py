@@ -169,6 +169,7 @@ class Balancer:
         self.metrics = Metrics(self._gauges)
         self._rollout = Rollout()
         self._fleet_views: Mapping[str, FleetView] = {}
+        self._unsupervised_since: float | None = None
         self.demand_changes = Changes()
         """Of what fleets are to be, or of whether anybody waits for one that has no agents."""
         self._lost_models: dict[str, float] = {}
@@ -426,12 +427,27 @@ class Balancer:
 
     def supervised(self, views: Mapping[str, FleetView], *, leads: bool) -> None:
         """What the supervisor says. ``leads``: this balancer decides when agents change their models."""
-        changed = views != self._fleet_views
+        changed = views != self._fleet_views or self._unsupervised_since is not None
         self._fleet_views = views
+        self._unsupervised_since = None
         self._give_turns(self._rollout.lead(leads))
         if changed:
             self._expect()
             self.changes.notify()
+
+    def unsupervised(self, *, since: float) -> None:
+        """The supervisor does not answer. ``since``: of the loop's clock."""
+        if self._unsupervised_since is None:
+            self._unsupervised_since = since
+            self.changes.notify()
+
+    @property
+    def unsupervised_for(self) -> float | None:
+        """Seconds that the supervisor has not answered, so that what it said may not hold any more;
+        None: it does answer, or was never asked.
+        """
+        since = self._unsupervised_since
+        return None if since is None else self._loop.time() - since
 
     @property
     def _fleet_models(self) -> dict[str, frozenset[str]]:

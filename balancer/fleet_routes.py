@@ -20,7 +20,7 @@ Stream = Callable[[Callable[[], dict[str, Any]]], Response]
 
 _names = TypeAdapter[str](FleetName)
 
-NO_REPORT = {
+NO_REPORT: dict[str, Any] = {
     "wanted": None,
     "seen": 0,
     "ready": 0,
@@ -82,12 +82,22 @@ class FleetRoutes:
 
     def _told(self, name: str) -> dict[str, Any]:
         view = self._balancer.fleet_views.get(name)
+        report: dict[str, Any] = NO_REPORT if view is None else msgspec.to_builtins(view.report)
         return {
             "fleet": self._balancer.fleets[name].model_dump(mode="json", by_alias=True),
-            **(NO_REPORT if view is None else msgspec.to_builtins(view.report)),
+            **report,
+            "reason": self._reason(report["reason"]),
             "waiting": self._balancer.waiting[name],
             "agents": () if view is None else msgspec.to_builtins(view.agents),
         }
+
+    def _reason(self, told: str | None) -> str | None:
+        """``told``: by the supervisor, when it answered last."""
+        silence = self._balancer.unsupervised_for
+        if silence is None:
+            return told
+        reason = f"the supervisor has not answered for {silence:.0f} s"
+        return reason if told is None else f"{reason}; before: {told}"
 
 
 def _check_known(stored: StoredState, name: str) -> None:

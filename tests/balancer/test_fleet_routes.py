@@ -66,6 +66,26 @@ async def test_what_nobody_supervises_yet_says_so(client: httpx.AsyncClient) -> 
     assert "supervisor" in told["reason"]
 
 
+async def test_what_a_supervisor_said_that_is_silent_now_is_marked(
+    client: httpx.AsyncClient, balancer: Balancer
+) -> None:
+    await put(client, "qwen", QWEN)
+    report = FleetReport(wanted=2, seen=1, ready=0, starting=1, draining=0, reason="it loads")
+    balancer.supervised({"qwen": FleetView(report=report)}, leads=True)
+    count = balancer.changes.count
+
+    balancer.unsupervised(since=asyncio.get_running_loop().time() - 12)
+    balancer.unsupervised(since=asyncio.get_running_loop().time() - 13)
+
+    assert balancer.changes.count == count + 1
+    told = (await client.get("/api/v1/fleets/qwen")).json()
+    assert told["reason"] == "the supervisor has not answered for 12 s; before: it loads"
+    assert told["wanted"] == 2
+    balancer.supervised({"qwen": FleetView(report=report)}, leads=True)
+    assert balancer.changes.count == count + 2
+    assert (await client.get("/api/v1/fleets/qwen")).json()["reason"] == "it loads"
+
+
 async def test_a_deleted_fleet_is_gone_and_unknown_ones_are_404(
     client: httpx.AsyncClient, balancer: Balancer
 ) -> None:
