@@ -22,6 +22,13 @@ class Identity:
 
     fleet: str
     generation: str
+    node: str = ""
+    """Ray's id of the one that it runs on. Last, and not said by older versions: see ``node_of``."""
+
+
+def node_of(identity: Identity) -> str:
+    """Empty: it does not say."""
+    return getattr(identity, "node", "")  # pickle does not fill in what it was not given
 
 
 # No logical CPUs: on one machine the user has said how many agents and threads there are to be.
@@ -30,7 +37,9 @@ class AgentActor:
     def __init__(self, settings: AgentSettings, generation: str = "") -> None:
         """``generation``: of one of a fleet."""
         logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-        self._identity = Identity(settings.fleet or "", generation)
+        self._identity = Identity(
+            settings.fleet or "", generation, ray.get_runtime_context().get_node_id()
+        )
         # In the group of Ray's processes, so that whoever ends those reaches it too.
         self._keeper = Keeper(to_line(settings))
         # Ray's loop has a thread that lives as long as the actor, as the keeper wants it.

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +18,7 @@ from balancer.stored_state import StoredState
 from balancer.wishes import Wishes
 from deploy.members import NAMESPACE
 from deploy.settings import SupervisorSettings
+from deploy.succession import Claim, Succession
 from deploy.supervisor import NAME, Supervisor
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,11 @@ BEAT_INTERVAL = 0.5
 
 ANSWER_TIMEOUT = 5.0
 """Seconds; a supervisor that is started again takes about one."""
+
+LOOK_INTERVAL = 5.0
+"""Seconds between two looks for a supervisor of a balancer that needs none: another one may have come
+that does, and Serve does not tell those that run already.
+"""
 
 HEAD = {"node:__internal_head__": 0.001}
 """As Serve's own controller: where the cluster's own state is, too."""
@@ -43,14 +50,24 @@ class Beats:
         is_alone: bool,
         settings: SupervisorSettings,
     ) -> None:
-        """``address``: where agents dial in. ``is_alone``: no other balancer is meant to be."""
+        """``address``: where agents dial in. ``is_alone``: no other balancer is meant to be, as far as is
+        known when this one is started.
+        """
         self._balancer = balancer
         self._wishes = wishes
         self._id = balancer_id
         self._address = address
         self._is_alone = is_alone
         self._settings = settings
+        self._succession = Succession(repr(settings), born=int(time.time() * 1000))
+        self._loop = asyncio.get_running_loop()
         self._supervisor: Any = None
+        self._has_met_one = False
+        self._asked: float | None = None
+        """Since when it has been asked in vain."""
+        self._next_look = self._loop.time()
+        self._told: set[str] = set()
+        """Of what has been in the way since it answered last."""
         self._known = ""
         """The digest of the state that the supervisor is known to have."""
         self._refused = ""
@@ -60,10 +77,10 @@ class Beats:
         """Until cancelled; then it says that it was the last one."""
         changes = self._balancer.demand_changes
         try:
-            await self._end_an_older_one()
             while True:
                 count = changes.count
-                if self._supervisor is not None or self._is_needed():
+                if self._is_needed() or self._loop.time() >= self._next_look:
+                    self._next_look = self._loop.time() + LOOK_INTERVAL
                     await self._beat()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(BEAT_INTERVAL):
@@ -73,45 +90,71 @@ class Beats:
                 self._supervisor.beat.remote(self._encoded(ends=True))
 
     def _is_needed(self) -> bool:
-        return bool(self._balancer.fleets) or not self._is_alone
+        balancer = self._balancer
+        has_fleets = bool(balancer.fleets or balancer.fleet_agents)
+        return has_fleets or not self._is_alone or self._has_met_one
 
-    async def _end_an_older_one(self) -> None:
-        """Serve starts balancers of the newest version only, so one of another version, or with other
-        settings, is older. Its agents stay, and are found by the next one.
-        """
-        with suppress(ValueError, RayError, TimeoutError):
-            supervisor: Any = await asyncio.to_thread(ray.get_actor, NAME, NAMESPACE)
-            async with asyncio.timeout(ANSWER_TIMEOUT):
-                settings: str = await supervisor.settings.remote()
-            if settings == repr(self._settings):
-                self._supervisor = supervisor
-                return
-            log.info("the supervisor has %s, this balancer %s", settings, self._settings)
-            ray.kill(supervisor)
-            self._supervisor = await asyncio.to_thread(self._make)
+    async def _find(self) -> Any:
+        """The one to follow; None: there is none yet. Raises what Ray does."""
+        supervisor = await asyncio.to_thread(_named)
+        if supervisor is None:
+            if not self._is_needed() or not self._succession.may_make(now=self._loop.time()):
+                return None
+            log.info("there is no supervisor: one is made")
+            supervisor = await asyncio.to_thread(self._make)
+        self._has_met_one = True
+        async with asyncio.timeout(ANSWER_TIMEOUT):
+            claim = Claim.parse(await supervisor.settings.remote())
+        if self._succession.follows(claim):
+            return supervisor
+        log.info("the supervisor is an older balancer's, and is ended: %s", claim)
+        ray.kill(supervisor)  # its agents stay, and are found by the next one
+        return None
 
     def _make(self) -> Any:
         """Or find the one that another balancer has made."""
         actor: Any = Supervisor
         return actor.options(
             name=NAME, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, resources=HEAD
-        ).remote(self._settings)
+        ).remote(self._settings, self._succession.own.born)
 
     async def _beat(self) -> None:
+        since = self._asked = self._loop.time() if self._asked is None else self._asked
         try:
             if self._supervisor is None:
-                self._supervisor = await asyncio.to_thread(self._make)
+                self._supervisor = await self._find()
+            if self._supervisor is None:
+                if self._is_needed():
+                    self._balancer.unsupervised(since=since)
+                else:
+                    self._asked = None
+                return
             async with asyncio.timeout(ANSWER_TIMEOUT):
                 answer = _answers.decode(await self._supervisor.beat.remote(self._encoded()))
         except (RayError, TimeoutError, ValueError, msgspec.MsgspecError) as error:
-            log.warning("the supervisor does not answer: %s", str(error).partition("\n")[0])
+            self._warn(error)
+            self._balancer.unsupervised(since=since)
             self._supervisor = None
             self._known = ""
             return
+        self._answered()
         self._known = answer.digest
         if answer.state is not None:
             await self._follow(answer.state)
         self._balancer.supervised(answer.fleets, leads=answer.leads)
+
+    def _warn(self, error: Exception) -> None:
+        """Of each trouble once: it is met twice a second."""
+        text = f"{type(error).__name__}: {error}"
+        if text not in self._told:
+            self._told.add(text)
+            log.warning("the supervisor does not answer", exc_info=error)
+
+    def _answered(self) -> None:
+        if self._told:
+            log.info("the supervisor answers again")
+        self._told.clear()
+        self._asked = None
 
     def _encoded(self, *, ends: bool = False) -> bytes:
         stored = self._balancer.stored
@@ -134,3 +177,10 @@ class Beats:
             if text != self._refused:  # else it would be said with each beat
                 log.warning("what another balancer was told cannot be followed: %s", error)
             self._refused = text
+
+
+def _named() -> Any:
+    try:
+        return ray.get_actor(NAME, NAMESPACE)
+    except ValueError:
+        return None

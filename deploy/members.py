@@ -5,19 +5,20 @@ decides.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray._private.state import state as ray_state
 from ray.exceptions import ActorUnavailableError, RayError
 
 from balancer.desired_state import referred
 from balancer.fleet_beats import SeenAgent
 from balancer.fleet_sight import Sight
 from balancer.fleets import Fleet, Resources
-from deploy.actor import AgentActor, Identity
+from deploy.actor import AgentActor, Identity, node_of
 from deploy.settings import AgentSettings, SupervisorSettings
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ def agent_settings(
 class _Kept:
     handle: Any
     sight: Sight
+    node: str = ""
+    """Ray's id of the one that it runs on, or ran on last; empty: not known."""
     has_run: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -86,15 +89,12 @@ class Members:
 
     async def find(self) -> None:
         """Those that a supervisor before this one has started."""
-        named: Any = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
-        for each in named:
-            actor: str = each["name"]
-            if each["namespace"] == NAMESPACE and actor.startswith(PREFIX):
-                with suppress(ValueError):  # it has gone meanwhile
-                    handle = await asyncio.to_thread(ray.get_actor, actor, NAMESPACE)
-                    name = actor.removeprefix(PREFIX)
-                    fleet = name.rpartition("-")[0]
-                    self._keep(handle, Sight(name, self._loop.time(), fleet, was_found=True))
+        for actor in await asyncio.to_thread(_named):
+            with suppress(ValueError):  # it has gone meanwhile
+                handle = await asyncio.to_thread(ray.get_actor, actor, NAMESPACE)
+                name = actor.removeprefix(PREFIX)
+                fleet = name.rpartition("-")[0]
+                self._keep(handle, Sight(name, self._loop.time(), fleet, was_found=True))
         with suppress(TimeoutError):
             async with asyncio.timeout(FIND_TIMEOUT):
                 for kept in tuple(self._kept.values()):
@@ -127,6 +127,14 @@ class Members:
         self._kept[name].sight.is_leaving = True
         ray.kill(self._kept[name].handle)
 
+    def leave(self, nodes: Collection[str]) -> None:
+        """Have those go that run on these nodes."""
+        for name, kept in self._kept.items():
+            sight = kept.sight
+            if kept.node in nodes and sight.has_process and not sight.is_leaving:
+                log.info("agent=%s runs on a node that is to go", name)
+                self.drain(name)
+
     async def stop_all(self) -> None:
         for name in self._kept:
             self.stop(name)
@@ -158,11 +166,20 @@ class Members:
         watch.add_done_callback(self._watches.discard)
 
     async def _watch(self, kept: _Kept) -> None:
-        """Its whole life."""
+        """Its whole life. Whatever goes wrong, it is taken off the list, or its fleet would count on it
+        for ever.
+        """
         sight = kept.sight
-        reason = await self._life(kept)
-        ray.kill(kept.handle)
-        await self._released(PREFIX + sight.name)
+        try:
+            reason = await self._life(kept)
+        except Exception as error:
+            log.exception("agent=%s is out of sight", sight.name)
+            reason = f"the supervisor lost sight of it: {first_line(error)}"
+        try:
+            ray.kill(kept.handle)
+            await self._released(PREFIX + sight.name)
+        except Exception:
+            log.exception("agent=%s may not have ended", sight.name)
         del self._kept[sight.name]
         if sight.is_leaving:
             log.info("agent=%s has gone", sight.name)
@@ -178,6 +195,7 @@ class Members:
                 # Answered as soon as there is a node with room for it.
                 identity: Identity = await handle.identity.remote()
                 sight.run(identity.fleet, identity.generation, now=self._loop.time())
+                kept.node = node_of(identity)
                 kept.has_run.set()
                 if (
                     self._addresses
@@ -189,7 +207,7 @@ class Members:
                 if sight.is_leaving:
                     return "it was lost while it was to go"  # a new one would not know that
             except RayError as error:
-                return f"its actor died: {str(error).splitlines()[0]}"
+                return f"its actor died: {first_line(error)}"
 
     async def _released(self, actor: str) -> None:
         """Until the name may be given to another."""
@@ -197,6 +215,42 @@ class Members:
             async with asyncio.timeout(RELEASE_TIMEOUT):
                 while await asyncio.to_thread(_exists, actor):  # noqa: ASYNC110, Ray tells nobody
                     await asyncio.sleep(POLL_INTERVAL)
+
+
+def _named() -> list[str]:
+    """The actors of all agents of fleets."""
+    named: Any = ray.util.list_named_actors(all_namespaces=True)
+    return [
+        each["name"]
+        for each in named
+        if each["namespace"] == NAMESPACE and each["name"].startswith(PREFIX)
+    ]
+
+
+def draining_nodes() -> Collection[str]:
+    """The ids of those that are to go, as ``ray drain-node`` and the autoscaler say. Ray tells its own
+    parts only; if another version of it does not, agents stay there until they are lost.
+    """
+    try:
+        nodes: Any = ray_state.get_draining_nodes()
+    except (RayError, AttributeError) as error:
+        log.debug("Ray does not say which nodes are to go: %s", error)
+        return ()
+    return nodes
+
+
+def kill_all() -> list[str]:
+    """All agents of fleets, whoever keeps them, or nobody does; returns their actors."""
+    killed = _named()
+    for actor in killed:
+        with suppress(ValueError, RayError):  # it has gone meanwhile
+            ray.kill(ray.get_actor(actor, NAMESPACE))
+    return killed
+
+
+def first_line(error: Exception) -> str:
+    """Ray's texts are long."""
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _exists(actor: str) -> bool:

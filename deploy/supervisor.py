@@ -11,7 +11,6 @@ from typing import Any, assert_never
 
 import msgspec
 import ray
-from ray.actor import exit_actor
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 
@@ -21,8 +20,9 @@ from balancer.fleet_registry import SILENCE, Registry
 from balancer.fleet_sight import Sight
 from balancer.fleets import Fleet, Resources
 from deploy.machine import LOG_FORMAT
-from deploy.members import Members, bundle, generation, why_no_node
+from deploy.members import Members, bundle, draining_nodes, generation, why_no_node
 from deploy.settings import SupervisorSettings
+from deploy.succession import Claim
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,10 @@ ORPHANED = 600.0
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
 class Supervisor:
-    def __init__(self, settings: SupervisorSettings) -> None:
+    def __init__(self, settings: SupervisorSettings, born: int) -> None:
+        """``born``: of the balancer that makes it, see ``Claim``."""
         logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+        self._claim = Claim(born, repr(settings))
         self._settings = settings
         self._loop = asyncio.get_event_loop()
         self._started = self._loop.time()
@@ -49,8 +51,8 @@ class Supervisor:
         self._running.add_done_callback(_end_with)
 
     async def settings(self) -> str:
-        """What it was made with, in a form that every version can read."""
-        return repr(self._settings)
+        """What it was made with: a ``Claim``."""
+        return str(self._claim)
 
     async def beat(self, data: bytes) -> bytes:
         """A balancer's ``Beat``; returns an ``Answer``. Both as JSON."""
@@ -70,7 +72,7 @@ class Supervisor:
 
     async def _end(self) -> None:
         await self._members.stop_all()
-        self._reserve(())  # the wish would outlive us
+        reserve(())  # the wish would outlive us
 
     async def _run(self) -> None:
         self._members = Members(self._settings, self._ended)
@@ -81,7 +83,9 @@ class Supervisor:
             if self._loop.time() - self._registry.last_heard > ORPHANED:
                 log.warning("no balancer has been there for %g s: all agents are stopped", ORPHANED)
                 await self._end()
-                exit_actor()
+                # For good: `exit_actor` ends nothing outside of a call, and Ray restarts what ends itself.
+                ray.kill(ray.get_runtime_context().current_actor)
+                return
             try:
                 async with asyncio.timeout(LOOK_INTERVAL):
                     await self._wake.wait()
@@ -97,12 +101,14 @@ class Supervisor:
         now = self._loop.time()
         for balancer_id in self._registry.expire(now=now):
             log.warning("balancer %s is lost", balancer_id)
-        if not self._registry.addresses:
-            return  # nobody can say who waits, nor what agents do
+        if self._registry.is_blind:
+            return
         # Until all balancers had time to beat: agents that were found have links to all of them.
         if now - self._started > SILENCE or not any(s.was_found for s in self._members.sights):
             self._members.dial(self._registry.addresses)
         self._members.see(self._registry.agents)
+        if self._members.sights:
+            self._members.leave(await asyncio.to_thread(draining_nodes))
         members = [sight.member(now=now) for sight in self._members.sights]
         state = self._registry.state
         if state is None:
@@ -128,19 +134,9 @@ class Supervisor:
             case Stop(name):
                 self._members.stop(name)
             case Reserve(bundles):
-                self._reserve(bundles)
+                reserve(bundles)
             case _:
                 assert_never(effect)
-
-    def _reserve(self, bundles: tuple[Resources, ...]) -> None:
-        asked = [(bundle(each), dict(each.labels)) for each in bundles]
-        try:
-            request_resources(
-                bundles=[resources for resources, _ in asked],
-                bundle_label_selectors=[labels for _, labels in asked],
-            )
-        except (RayError, RuntimeError, ValueError) as error:
-            log.warning("no room could be asked for beforehand: %s", error)
 
     async def _tell(self, fleets: dict[str, Fleet]) -> None:
         now = self._loop.time()
@@ -159,6 +155,18 @@ class Supervisor:
             )
             for name, report in reports.items()
         }
+
+
+def reserve(bundles: tuple[Resources, ...]) -> None:
+    """Ask Ray's autoscaler for so much room, and no longer for what was asked before."""
+    asked = [(bundle(each), dict(each.labels)) for each in bundles]
+    try:
+        request_resources(
+            bundles=[resources for resources, _ in asked],
+            bundle_label_selectors=[labels for _, labels in asked],
+        )
+    except (RayError, RuntimeError, ValueError) as error:
+        log.warning("no room could be asked for beforehand: %s", error)
 
 
 def _end_with(running: asyncio.Task[None]) -> None:

@@ -40,6 +40,9 @@ READY_TIMEOUT = 600.0
 GOOD_BYE_TIMEOUT = 5.0
 """Seconds for the last messages to clients."""
 
+FLEETS_TIMEOUT = 5.0
+"""Seconds for the supervisor to end all agents of fleets; what it leaves is ended without it."""
+
 UNNOTICED = 0.5
 """Seconds of waiting that need no explanation."""
 
@@ -339,7 +342,7 @@ async def _application(settings: UpSettings, *, ray_is_ours: bool) -> AsyncGener
     finally:
         if not ray_is_ours:  # else it ends with Ray, and quicker
             await asyncio.to_thread(serve.shutdown)
-            await _end_fleets()
+            await end_fleets()
 
 
 async def _drain(balancer: Any, timeout: float, signals: _Signals, console: Console) -> None:  # noqa: ASYNC109
@@ -378,23 +381,29 @@ async def _tell_clients(handle: Any) -> None:
         log.warning("the balancer did not take leave of its clients: %s", error)
 
 
-async def _end_fleets() -> None:
-    """Their agents would outlive us."""
+async def end_fleets() -> None:
+    """Their agents would outlive us, and so would those that an earlier supervisor has left."""
     import ray
     from ray.exceptions import RayError
 
-    from deploy.members import NAMESPACE
-    from deploy.supervisor import NAME
+    from deploy.members import NAMESPACE, kill_all
+    from deploy.supervisor import NAME, reserve
 
     try:
         supervisor: Any = await asyncio.to_thread(ray.get_actor, NAME, NAMESPACE)
-    except ValueError:
-        return  # there were no fleets
-    try:
-        await supervisor.shut_down.remote()
-    except RayError as error:
-        log.warning("the agents of fleets may still run: %s", error)
-    ray.kill(supervisor)
+    except ValueError:  # there were no fleets, or nobody keeps them
+        pass
+    else:
+        try:
+            async with asyncio.timeout(FLEETS_TIMEOUT):
+                await supervisor.shut_down.remote()
+        except (RayError, TimeoutError) as error:
+            log.warning("the supervisor does not end its agents: %r", error)
+            reserve(())
+        ray.kill(supervisor)
+    killed = await asyncio.to_thread(kill_all)
+    if killed:
+        log.warning("agents that nobody has ended are killed: %s", ", ".join(killed))
 
 
 def _why_not_deployed() -> str | None:
@@ -536,9 +545,11 @@ async def _problem(actor: Any) -> str | None:
     """Why the agent does not serve and will not; None while it does, or while Ray restarts it."""
     from ray.exceptions import ActorUnavailableError, RayError
 
+    from deploy.members import first_line
+
     try:
         return await actor.problem.remote()
     except ActorUnavailableError:
         return None
     except RayError as error:
-        return f"its process died again and again: {str(error).splitlines()[0]}"
+        return f"its process died again and again: {first_line(error)}"

@@ -173,6 +173,28 @@ async def test_a_node_that_dies_fails_no_request_and_its_agents_come_back_elsewh
     assert new in nodes
 
 
+async def test_agents_leave_a_node_that_is_to_go_and_no_request_fails(
+    cluster: RayCluster, fleet: str
+) -> None:
+    cluster.put_fleet(fleet, **{**FLEET, "min": 3, "idle_time": 600})
+    cluster.until_fleet(fleet, lambda now: now["ready"] == 3)
+    leaving = cluster.node_of("headrace-agent-echo-1")
+    answers = Answers(cluster)
+    async with answers.client() as client, asyncio.TaskGroup() as group:
+        for _ in range(6):
+            group.create_task(answers.ask(client, 200))
+        await asyncio.to_thread(cluster.until_processing, 6)
+
+        await asyncio.to_thread(cluster.do, "drain_node", node=leaving)
+        await asyncio.to_thread(cluster.do, "add", num_cpus=2, labels={"pool": "a"})
+
+    assert answers.problems == []
+    assert list(map(len, answers.texts)) == [200] * 6
+    cluster.until_left(leaving)
+    cluster.until_fleet(fleet, lambda now: now["ready"] == now["wanted"] == now["seen"])
+    cluster.do("kill_node", node=leaving)
+
+
 async def test_another_supervisor_finds_the_agents_and_nobody_notices(
     cluster: RayCluster, fleet: str
 ) -> None:

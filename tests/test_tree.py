@@ -55,8 +55,6 @@ DRIVEN = {
     "deploy/actor.py": "test_up.py",
     "deploy/agent_process.py": "test_keeper.py",
     "deploy/agents.py": "test_agent_process.py",
-    "deploy/beats.py": "test_fleets.py",
-    "deploy/supervisor.py": "test_fleets.py",
     "deploy/version.py": "test_fleets.py",
     "deploy/keeper.py": "test_keeper.py",
     "deploy/session.py": "test_up.py",

@@ -116,6 +116,17 @@ class RayCluster:
             while not are_replaced():
                 poll()
 
+    def until_left(self, node: str) -> None:
+        """Until there are agents, and none of them is on this node."""
+
+        def are_elsewhere() -> bool:
+            nodes = [each["node"] for each in self.do("actors") if each["class"] == "AgentActor"]
+            return bool(nodes) and node not in nodes
+
+        with _limited() as poll:
+            while not are_elsewhere():
+                poll()
+
     def until_processing(self, count: int) -> None:
         """Until so many requests run."""
         for state in self._follow("/api/v1/agents/stream"):

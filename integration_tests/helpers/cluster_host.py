@@ -6,6 +6,7 @@ ends with its input, and all nodes with it.
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -54,6 +55,19 @@ class Host:
 
     def kill_node(self, node: str) -> None:
         self._cluster.remove_node(self._nodes.pop(node), allow_graceful=False)
+
+    def drain_node(self, node: str) -> None:
+        """As an operator does, there."""
+        options = {
+            "address": ray.get_runtime_context().gcs_address,
+            "node-id": node,
+            "reason": "DRAIN_NODE_REASON_PREEMPTION",
+            "reason-message": "maintenance",
+            "deadline-remaining-seconds": "600",
+        }
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        program = Path(sys.executable).with_name("ray")
+        subprocess.run([program, "drain-node", *words], check=True, capture_output=True)
 
     def deploy(self, settings: dict[str, Any], replicas: int = 1, path: str | None = None) -> None:
         """``path``: of another copy of the project; None: of this one."""
