@@ -98,6 +98,7 @@ class BalancerReplica:
             address=address("ws" if settings.tls_cert is None else "wss", reachable(host), port),
             is_alone=replica.world_size == 1,
             settings=supervisor_settings(settings, self._keys),
+            declared=declared,
         )
         self._beating = asyncio.create_task(self._beats.run())
 

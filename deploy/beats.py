@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -49,9 +48,10 @@ class Beats:
         address: str,
         is_alone: bool,
         settings: SupervisorSettings,
+        declared: int,
     ) -> None:
         """``address``: where agents dial in. ``is_alone``: no other balancer is meant to be, as far as is
-        known when this one is started.
+        known when this one is started. ``declared``: when the settings were, in milliseconds since 1970.
         """
         self._balancer = balancer
         self._wishes = wishes
@@ -59,7 +59,7 @@ class Beats:
         self._address = address
         self._is_alone = is_alone
         self._settings = settings
-        self._succession = Succession(repr(settings), born=int(time.time() * 1000))
+        self._succession = Succession(Claim(declared, repr(settings)))
         self._loop = asyncio.get_running_loop()
         self._supervisor: Any = None
         self._has_met_one = False
@@ -116,7 +116,7 @@ class Beats:
         actor: Any = Supervisor
         return actor.options(
             name=NAME, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, resources=HEAD
-        ).remote(self._settings, self._succession.own.born)
+        ).remote(self._settings, self._succession.own.declared)
 
     async def _beat(self) -> None:
         since = self._asked = self._loop.time() if self._asked is None else self._asked

@@ -1,14 +1,12 @@
 """Which supervisor stays while balancers of several versions are there. No I/O here; ``now`` is an argument.
 
-There can be one supervisor only, and it is to have the settings of the balancer that was started last, for
-Serve starts those of the newest version only. So supervisors are told apart by the birth of the balancer
-that has made them. Each balancer looks at every supervisor that it is about to follow:
+There can be one supervisor only, and it is to have the settings that were declared last, with the start or
+the deployment. Each balancer looks at every supervisor that it is about to follow:
 
 | what it finds | what it does |
 |---|---|
-| one with its own settings | follows it |
-| one with others, of an older balancer | ends it, makes its own |
-| one with others, of a newer balancer | follows it |
+| one with its own settings, or with some that were declared later | follows it |
+| one with settings that were declared before its own | ends it, makes its own |
 | none, for the first time, or after it has ended one | makes one |
 | none any more | waits: a newer balancer may have ended it, to make its own; then it makes one |
 
@@ -16,7 +14,7 @@ Whatever the older ones make meanwhile, the newest ends it when it comes across 
 newest makes.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 PATIENCE = 5.0
@@ -26,50 +24,37 @@ LONG_PATIENCE = 30.0
 """The same for one that has seen a newer balancer's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Claim:
     """What a supervisor was made with, in a form that every version can read."""
 
-    born: int
-    """Of the balancer that has made it, in milliseconds since 1970."""
+    declared: int
+    """When, in milliseconds since 1970."""
     settings: str
 
     def __str__(self) -> str:
-        return f"{self.born} {self.settings}"
+        return f"{self.declared} {self.settings}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Of a version that told its settings alone: the oldest."""
-        born, _, settings = text.partition(" ")
-        return cls(int(born), settings) if born.isdecimal() else cls(0, text)
+        declared, _, settings = text.partition(" ")
+        return cls(int(declared), settings) if declared.isdecimal() else cls(0, text)
 
     def outranks(self, other: "Claim") -> bool:
-        return self.settings != other.settings and self._rank > other._rank
-
-    @property
-    def _rank(self) -> tuple[int, str]:
-        return self.born, self.settings
+        return self.settings != other.settings and self > other
 
 
 class Succession:
     """As one balancer sees it."""
 
-    def __init__(self, settings: str, *, born: int) -> None:
-        self.own = Claim(born, settings)
-        self._is_new = True
-        """It has not looked yet."""
+    def __init__(self, own: Claim) -> None:
+        self.own = own
         self._missing_since: float | None = None
         self._patience = 0.0
 
     def follows(self, found: Claim) -> bool:
         """Is this one to be followed? Otherwise end it, and look again."""
-        # Who has just been started is newer than what is there already, whatever the clocks of two
-        # machines say; and as new as the newest that has the same settings.
-        least = found.born
-        if found.settings != self.own.settings:
-            least = found.born + 1 if self._is_new else 0
-        self.own = replace(self.own, born=max(self.own.born, least))
-        self._is_new = False
         self._missing_since = None
         if self.own.outranks(found):
             self._patience = 0.0
@@ -79,7 +64,6 @@ class Succession:
 
     def may_make(self, *, now: float) -> bool:
         """There is none. True: make one now."""
-        self._is_new = False
         if self._missing_since is None:
             self._missing_since = now
         if now - self._missing_since < self._patience:

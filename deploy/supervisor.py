@@ -36,10 +36,10 @@ ORPHANED = 600.0
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
 class Supervisor:
-    def __init__(self, settings: SupervisorSettings, born: int) -> None:
-        """``born``: of the balancer that makes it, see ``Claim``."""
+    def __init__(self, settings: SupervisorSettings, declared: int) -> None:
+        """``declared``: see ``Claim``."""
         logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-        self._claim = Claim(born, repr(settings))
+        self._claim = Claim(declared, repr(settings))
         self._settings = settings
         self._loop = asyncio.get_event_loop()
         self._started = self._loop.time()

@@ -44,12 +44,9 @@ async def beating(
     is_alone: bool = True,
 ) -> AsyncGenerator[Balancer]:
     balancer = Balancer(buffer_capacity=2, patience=60.0)
-    revision = 1 if fleets else 0
-    balancer.want(
-        balancer.stored.model_copy(
-            update={"fleets": dict.fromkeys(fleets, FLEET), "revision": revision}
-        )
-    )
+    declared = 1 if settings is OLD else 2
+    told = {"fleets": dict.fromkeys(fleets, FLEET), "declared": declared if fleets else 0}
+    balancer.want(balancer.stored.model_copy(update=told))
     beats = Beats(
         balancer,
         Wishes(balancer),
@@ -57,6 +54,7 @@ async def beating(
         address=f"ws://{name}:1",
         is_alone=is_alone,
         settings=settings,
+        declared=declared,
     )
     running = asyncio.create_task(beats.run())
     try:
@@ -168,7 +166,7 @@ async def test_the_older_balancer_makes_none_of_its_own_when_its_own_is_ended(
 async def test_what_the_older_one_has_made_meanwhile_does_not_stay(ray: FakeRay) -> None:
     async with beating("new", NEW) as new:
         await until_known(new, lambda: "qwen" in new.fleet_views)
-        made = (await claim(ray)).born
+        made = (await claim(ray)).declared
 
         supervisor(ray).die()
         intruder = ray.add(supervisor_class(), OLD, made - 1, name=NAME, namespace=NAMESPACE)

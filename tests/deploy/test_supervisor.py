@@ -47,12 +47,12 @@ def start(ray: FakeRay) -> FakeActor:
 async def beat(supervisor: Any, *agents: SeenAgent, fleet: Fleet = FLEET) -> Answer:
     """One of the only balancer; it says what it wants each time."""
     stored = StoredState(
-        balancer_desired_state=BalancerDesiredState.defaults(), fleets={"qwen": fleet}, revision=1
+        balancer_desired_state=BalancerDesiredState.defaults(), fleets={"qwen": fleet}, declared=1
     )
     told = Beat(
         balancer_id="b",
         address="ws://b:1",
-        revision=1,
+        digest=stored.digest,
         state=stored.model_dump_json(by_alias=True),
         agents=agents,
     )
