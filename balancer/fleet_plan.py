@@ -5,7 +5,8 @@ What is seen counts, not what was decided: a plan that is made anew takes over t
 there. Its memory only makes it slower to act: since when there is too much or too little load, and
 which starts have failed. Decisions of one fleet, in this order:
 
-1. members of an old generation that do not serve yet are stopped;
+1. members of an old generation that do not serve yet are stopped, and those that have long been
+   in trouble while others serve;
 2. what is beyond ``max`` goes: who does not serve yet, who is idle, who has least to do;
 3. members of an old generation are replaced, one at a time;
 4. more are started, if there are less than ``min``, or the load has been too much for a while;
@@ -39,6 +40,11 @@ generation makes room.
 NO_NODE_EVER = 180.0
 """Seconds after which a busy one of an old generation makes room: a node that is bought takes
 minutes, and until then it serves.
+"""
+
+TROUBLED_FOR = 120.0
+"""Seconds after which an agent that cannot serve, while others of its kind do, is tried anew: it may
+come to another node.
 """
 
 UNSEEN = 30.0
@@ -86,6 +92,11 @@ class Member:
     @property
     def serves(self) -> bool:
         return self.phase is Phase.READY and self.slots > 0
+
+    @property
+    def is_troubled(self) -> bool:
+        """It does not serve, and will not before something changes."""
+        return self.problem is not None and not self.serves
 
     @property
     def number(self) -> int:
@@ -236,6 +247,7 @@ class _Known:
     phase: Phase | None = None
     """None: not seen yet."""
     idle_since: float | None = None
+    troubled_since: float | None = None
     told_at: float | None = None
     """When it was last told to go."""
     ended_at: float | None = None
@@ -368,6 +380,7 @@ class _State:
         for member in tuple(self.staying.values()):
             if member.phase in STARTING and member.generation != self.generation:
                 self._dismiss(member, now=now)
+        self._try_elsewhere(now=now)
         self._find_newcomer()
         self._obey_max(self.wish, now=now)
         self._replace(self.wish, now=now)
@@ -406,10 +419,15 @@ class _State:
                 known.idle_since = None
             elif known.idle_since is None:
                 known.idle_since = now
+            known.troubled_since = _since(known.troubled_since, member.is_troubled, now=now)
             if member.phase is Phase.DRAINING or known.ended_at is not None:
                 continue
             if known.told_at is None:
                 self.staying[name] = member
+                is_current = member.generation == self.generation
+                if known.troubled_since == now and is_current:  # it has failed, if it lives on
+                    reason = f"{name} could not serve: {member.problem}"
+                    self._failed(reason, born=known.born, generation=known.generation, now=now)
             elif now - known.told_at >= TELL_AGAIN:
                 self._dismiss(member, now=now)
             if member.serves and member.generation == self.generation:
@@ -434,9 +452,9 @@ class _State:
         return [member for member in self.staying.values() if member.serves]
 
     @property
-    def _coming(self) -> int:
+    def _coming(self) -> list[str]:
         """Members that do not serve yet."""
-        return len(self.staying) - len(self._serving) + len(self._unseen)
+        return [each.name for each in self.staying.values() if not each.serves] + self._unseen
 
     @property
     def _old(self) -> list[Member]:
@@ -499,7 +517,17 @@ class _State:
         for member in sorted(self.staying.values(), key=order)[:beyond]:
             self._dismiss(member, now=now)
 
+    def _try_elsewhere(self, *, now: float) -> None:
+        if not self._is_proven:
+            return
+        for member in self._troubled:
+            since = self.known[member.name].troubled_since
+            if since is not None and now - since >= TROUBLED_FOR:
+                self._dismiss(member, now=now)
+
     def _progress(self, member: Member) -> int:
+        if member.is_troubled:
+            return -1
         return STARTING.index(member.phase) if member.phase in STARTING else len(STARTING) - 1
 
     def _find_newcomer(self) -> None:
@@ -547,15 +575,17 @@ class _State:
 
     @property
     def _is_crash_loop(self) -> bool:
-        return self.failures.in_vain >= CRASH_LOOP
+        return self.failures.in_vain >= CRASH_LOOP and not self._is_proven
 
     @property
-    def _troubled(self) -> Member | None:
+    def _is_proven(self) -> bool:
+        """The wanted generation can serve: others that fail do so because of where they are."""
+        return any(member.serves for member in self._fresh)
+
+    @property
+    def _troubled(self) -> list[Member]:
         """Who cannot serve, of those that should."""
-        for member in self._fresh:
-            if member.problem is not None and not member.serves:
-                return member
-        return None
+        return [member for member in self._fresh if member.is_troubled]
 
     def _waits_for_node(self, member: Member, seconds: float, *, now: float) -> bool:
         return member.phase is Phase.NODE and now - self.known[member.name].since >= seconds
@@ -565,20 +595,25 @@ class _State:
 
     def _may_start(self, count: int, *, now: float) -> int:
         """How many of them may be started now."""
-        if now < self.failures.retry_at or self._troubled is not None:
+        if now < self.failures.retry_at or self._without_node(NO_NODE, now=now):
             return 0
-        if self._without_node(NO_NODE, now=now):
-            return 0
-        if self.failures.in_vain >= 2:  # one shows whether it is better now
-            is_tried = self._unseen or any(not each.serves for each in self._fresh)
+        troubled = self._troubled
+        if troubled and not self._is_proven:
+            return 0  # it would fail in the same way
+        if troubled or self.failures.in_vain >= 2:  # one shows whether it is better now
+            is_tried = self._unseen or any(not (m.serves or m.is_troubled) for m in self._fresh)
             return min(count, 0 if is_tried else 1)
         return count
 
     def _grow(self, wish: Fleet, waiting: int, *, now: float) -> tuple[int, int]:
         """How many more there should be, and how many of them are started, as they may."""
         serving = self._serving
-        have = self._size
-        coming = max(self._coming - self._extra, 0) * wish.slots
+        # Who cannot serve is no help, and who will replace another one no more help than that one.
+        helpless = {each.name for each in self._troubled}
+        if self._extra:
+            helpless.add(str(self.newcomer))
+        have = len({*self.staying, *self._unseen} - helpless)
+        coming = len(set(self._coming) - helpless) * wish.slots
         processing = sum(member.processing for member in serving)
         # A slot of an old member may be of no use to them.
         free = sum(max(each.slots - each.processing, 0) for each in self._fresh if each.serves)
@@ -599,7 +634,7 @@ class _State:
             more = min(max(ceil(without / wish.slots), 1), have)
         elif _lasts(self.full_since, now=now):
             more = 1
-        more = max(min(more, wish.max - have), 0)
+        more = max(min(more, wish.max - self._size), 0)
         if not more:
             return 0, 0
         self.peak.add(min(have + more, MOST_AGENTS), now=now)  # what was started is kept a while
@@ -623,10 +658,13 @@ class _State:
             return
         needed = max(self.peak.since(begin), wish.min)
         spare = [each for each in self.staying.values() if each.name != self.newcomer]
+        troubled = [each for each in spare if each.is_troubled]
         pending = [each for each in spare if each.phase is Phase.NODE]
         # Of an old generation, if there is one: else what has just been replaced would go.
         idle = [each for each in self._old or spare if self._idle_since(each) < inf]
-        if pending and len(spare) > needed:
+        if troubled and len(self._serving) >= needed:
+            self._dismiss(max(troubled, key=lambda each: each.number), now=now)
+        elif pending and len(spare) - len(troubled) > needed:
             self._dismiss(max(pending, key=lambda each: each.number), now=now)
         elif idle and len(self._serving) > needed:
             # Who has been idle for longest has least in its cache that somebody will ask for.
@@ -643,7 +681,7 @@ class _State:
             wanted=wanted,
             seen=len(self.seen),
             ready=serving,
-            starting=self._coming,
+            starting=len(self._coming),
             draining=len(self.seen) - len(self.staying),
             reason=reason,
         )
@@ -656,14 +694,19 @@ class _State:
         old = self._old
         troubled = self._troubled
         slow = self._without_node(NODE_IS_SLOW, now=now)
-        if troubled is not None:
-            reasons.append(f"{troubled.name} cannot serve: {troubled.problem}")
+        if troubled:
+            others = f" and {_agents(len(troubled) - 1)} more" if len(troubled) > 1 else ""
+            reasons.append(f"{troubled[0].name}{others} cannot serve: {troubled[0].problem}")
         if self._is_crash_loop:
             reasons.append(
                 f"crash loop: {self.failures.in_vain} starts in a row have failed,"
                 f" the last one with: {self.failures.reason}"
             )
-        elif self.failures.count and (missing or self._coming or now < self.failures.retry_at):
+        elif (
+            self.failures.count
+            and not troubled
+            and (missing or self._coming or now < self.failures.retry_at)
+        ):
             reasons.append(
                 f"an agent has ended ({self.failures.reason});"
                 f" {self.failures.delay:.0f} s until the next start"
@@ -672,14 +715,14 @@ class _State:
             waits = "waits" if slow == 1 else "wait"
             reasons.append(f"{_agents(slow)} {waits} for a node with {wish.resources.words}")
         if old:
-            is_stuck = troubled is not None or self._is_crash_loop
+            fails = self._is_crash_loop or bool(troubled and not self._is_proven)
             reasons.append(
                 f"the new generation does not serve: {_agents(len(old))} of the old one left as is"
-                if is_stuck
+                if fails
                 else f"{_agents(len(old))} of an old generation to be replaced"
             )
         if not reasons and self._coming:
-            reasons.append(f"{_agents(self._coming)} starting")
+            reasons.append(f"{_agents(len(self._coming))} starting")
         if not reasons and missing:
             reasons.append("others must end first")
         if not reasons and waiting and len(self.staying) >= wish.max:

@@ -641,6 +641,132 @@ def test_nothing_is_started_beside_an_agent_that_cannot_load_its_model() -> None
     assert [effect for _, effect in world.run(1, f=46)] == started(2)
 
 
+def test_where_others_serve_one_that_cannot_does_not_keep_the_fleet_from_growing() -> None:
+    world = FleetWorld(min=1)
+    world.add(1, processing=4)
+    world.add(2, phase=Phase.LOAD)
+    world.step(f=4)
+    world.come(2, phase=Phase.LOAD, problem="no such file")
+
+    assert world.run(4, f=4) == timed(2, started(3))
+    assert world.report == FleetReport(3, 3, 1, 2, 0, "f-2 cannot serve: no such file")
+
+
+def test_who_cannot_serve_is_none_of_those_that_there_must_be() -> None:
+    world = FleetWorld(min=2, max=3)
+    world.add(1)
+    world.add(2, phase=Phase.LOAD)
+    world.step()
+    world.come(2, phase=Phase.LOAD, problem="no such file")
+
+    assert world.run(30) == timed(1, started(3))
+    world.come(3)
+    assert world.step() == stopped(2)
+
+
+def test_beside_some_that_cannot_serve_one_is_tried_at_a_time_and_never_more_than_max() -> None:
+    world = FleetWorld(min=5, max=5)
+    world.add(1, processing=4)
+    world.step()
+    tried = {int(name[2:]) for name in world.members} - {1}
+    world.come(*tried, phase=Phase.LOAD, problem="no such file")
+    assert tried == {2, 3, 4, 5}
+    assert world.run(60, f=50) == []
+    assert world.report.reason == "f-2 and 3 agents more cannot serve: no such file"
+
+    world = FleetWorld(max=5)
+    world.add(1, processing=4)
+    starts: list[float] = []
+    for time, _ in ((world.now, world.step(f=50)) for _ in range(200)):
+        for member in [*world.members.values()]:
+            if member.phase is Phase.NODE:
+                starts.append(time)
+                world.come(member.number, phase=Phase.LOAD, problem="no such file")
+
+    assert starts == [2, 4, 6.5, 11]
+
+
+def test_once_one_serves_again_as_many_are_started_as_before() -> None:
+    world = FleetWorld(max=8)
+    world.add(1, 2, processing=4)
+    world.add(3, phase=Phase.LOAD)
+    world.step(f=50)
+    world.come(3, phase=Phase.LOAD, problem="no such file")
+    assert world.run(29, f=50) == timed(1.5, started(4))
+
+    world.come(3, 4, processing=4)
+
+    assert [effect for _, effect in world.run(3, f=50)] == started(5, 6, 7, 8)
+
+
+def test_who_cannot_serve_for_long_where_others_can_is_tried_anew() -> None:
+    world = FleetWorld(min=2, max=2)
+    world.add(1)
+    world.add(2, phase=Phase.LOAD)
+    world.step()
+    world.come(2, phase=Phase.LOAD, problem="no such file")
+
+    assert world.run(120) == []
+    assert world.step() == stopped(2)
+    assert world.step() == started(2)
+    world.come(2, phase=Phase.LOAD)
+    world.step()
+    world.come(2, phase=Phase.LOAD, problem="no such file")
+    assert world.run(130) == [*timed(120, stopped(2)), *timed(120.5, started(2))]
+
+
+def test_who_could_serve_again_meanwhile_stays() -> None:
+    world = FleetWorld(min=2, max=2)
+    world.add(1)
+    world.add(2, phase=Phase.DOWNLOAD)
+    world.step()
+    for _ in range(5):
+        world.come(2, phase=Phase.DOWNLOAD, problem="no answer")
+        assert world.run(100) == []
+        world.come(2, phase=Phase.DOWNLOAD)
+        assert world.run(1) == []
+
+
+def test_who_cannot_serve_goes_when_nobody_needs_it() -> None:
+    world = FleetWorld(idle_time=60)
+    world.run(1, f=1)
+    world.come(1, phase=Phase.LOAD, problem="no such file")
+
+    assert world.run(1000) == timed(60, stopped(1))
+    assert world.step(f=1) == started(1)
+
+
+def test_of_those_that_do_not_serve_who_cannot_goes_first() -> None:
+    world = FleetWorld(min=3, max=3)
+    world.add(1, phase=Phase.NODE)
+    world.add(2, phase=Phase.LOAD)
+    world.add(3, phase=Phase.NODE)
+    world.come(2, phase=Phase.LOAD, problem="no such file")
+    world.step()
+    world.want(min=2, max=2)
+
+    assert world.step() == stopped(2)
+
+
+def test_starts_that_fail_where_others_serve_are_no_crash_loop() -> None:
+    world = FleetWorld(max=3)
+    world.add(1, 2, processing=2)
+    world.step()
+    world.want("g2", max=3)
+    world.step()
+    world.come(3, processing=2)
+    assert world.step() == drained(2)
+    del world.members["f-2"]
+
+    starts = crashes(world, 300)
+
+    assert starts == [0, 1, 3, 7, 15, 31, 63, 123, 183, 243]
+    assert world.report.reason == (
+        "an agent has ended (it crashed); 60 s until the next start;"
+        " 1 agent of an old generation to be replaced"
+    )
+
+
 def test_what_nodes_are_wanted_is_said_in_words() -> None:
     world = FleetWorld(min=2, resources={"gpus": 1, "cpus": 2.5, "labels": {"pool": "big"}})
     world.run(4)

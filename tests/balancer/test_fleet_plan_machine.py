@@ -110,9 +110,15 @@ class Histories(RuleBasedStateMachine):
                 assert fleet in self.world.wishes
                 assert generation == self.wanted(fleet)
                 assert now - self.failed_at.get(fleet, -100) >= 1
-                for each in before.values():
-                    is_current = each.fleet == fleet and each.generation == generation
-                    assert not (is_current and each.problem)
+                fresh = [
+                    each
+                    for each in before.values()
+                    if each.fleet == fleet and each.generation == generation
+                ]
+                if any(each.is_troubled for each in fresh):
+                    starts = [e for e in effects if isinstance(e, Start) and e.fleet == fleet]
+                    assert len(starts) == 1
+                    assert any(each.serves for each in fresh)
             case Drain(name) | Stop(name):
                 member = before[name]
                 assert member.phase is not Phase.DRAINING
@@ -152,12 +158,16 @@ class Histories(RuleBasedStateMachine):
             ]
             assert not (member.processing and spared)
             return
+        if member.is_troubled and any(
+            each.serves and each.generation == member.generation for each in there
+        ):
+            return  # it is tried anew
         assert not member.processing
         if member.phase is Phase.READY:
             left = [each for each in serving if each.name not in gone]
             assert len(left) >= wish.min
         else:
-            assert member.phase is Phase.NODE
+            assert member.phase is Phase.NODE or member.is_troubled
             assert len(there) > wish.min
 
     @rule(pick=picks)
