@@ -151,7 +151,10 @@ class FleetReport:
     reason: str | None = None
     """What keeps the fleet from being as wanted, in words."""
     is_stuck: bool = False
-    """None serves, and none will soon: requests should not be held for it."""
+    """Nothing will come of it by itself soon, so that nobody should wait for it: no agent serves, and
+    starts have failed again and again, or all that are there cannot serve or have waited for a node
+    for ``NO_NODE_EVER``.
+    """
 
 
 class FleetPlan:
@@ -375,7 +378,7 @@ class _State:
         if self.wish is None:
             for member in tuple(self.staying.values()):
                 self._dismiss(member, now=now)
-            self._write_report(0, self._why_deleted())
+            self._write_report(0, self._why_deleted(), is_stuck=False)
             return self.effects
         for member in tuple(self.staying.values()):
             if member.phase in STARTING and member.generation != self.generation:
@@ -390,7 +393,8 @@ class _State:
         missing = more - started
         # What load would have, and may not be started now, is no wish yet: it comes and goes.
         wanted = max(self._size, self.wish.min, min(missing, 1))
-        self._write_report(wanted, self._why(self.wish, waiting, missing, now=now))
+        reason = self._why(self.wish, waiting, missing, now=now)
+        self._write_report(wanted, reason, is_stuck=self._is_stuck(now=now))
         return self.effects
 
     # What is seen
@@ -675,7 +679,17 @@ class _State:
 
     # What is said
 
-    def _write_report(self, wanted: int, reason: str | None) -> None:
+    def _is_stuck(self, *, now: float) -> bool:
+        if self._serving:
+            return False
+        hopeless = {
+            each.name
+            for each in self._fresh
+            if each.is_troubled or self._waits_for_node(each, NO_NODE_EVER, now=now)
+        }
+        return self._is_crash_loop or (bool(hopeless) and not set(self._coming) - hopeless)
+
+    def _write_report(self, wanted: int, reason: str | None, *, is_stuck: bool) -> None:
         serving = len(self._serving)
         self.report = FleetReport(
             wanted=wanted,
@@ -684,6 +698,7 @@ class _State:
             starting=len(self._coming),
             draining=len(self.seen) - len(self.staying),
             reason=reason,
+            is_stuck=is_stuck,
         )
 
     def _why_deleted(self) -> str:
@@ -693,7 +708,12 @@ class _State:
         reasons: list[str] = []
         old = self._old
         troubled = self._troubled
-        slow = self._without_node(NODE_IS_SLOW, now=now)
+        fails = self._is_crash_loop or bool(troubled and not self._is_proven)
+        newcomer = self.staying.get(self.newcomer or "") if old and not fails else None
+        if newcomer is not None and not self._waits_for_node(newcomer, NODE_IS_SLOW, now=now):
+            newcomer = None
+        slow = self._without_node(NODE_IS_SLOW, now=now) - (newcomer is not None)
+        room = f"for a node with {wish.resources.words}"
         if troubled:
             others = f" and {_agents(len(troubled) - 1)} more" if len(troubled) > 1 else ""
             reasons.append(f"{troubled[0].name}{others} cannot serve: {troubled[0].problem}")
@@ -713,14 +733,14 @@ class _State:
             )
         if slow:
             waits = "waits" if slow == 1 else "wait"
-            reasons.append(f"{_agents(slow)} {waits} for a node with {wish.resources.words}")
-        if old:
-            fails = self._is_crash_loop or bool(troubled and not self._is_proven)
+            reasons.append(f"{_agents(slow)} {waits} {room}")
+        if old and fails:
             reasons.append(
                 f"the new generation does not serve: {_agents(len(old))} of the old one left as is"
-                if fails
-                else f"{_agents(len(old))} of an old generation to be replaced"
             )
+        elif old:
+            waits = "" if newcomer is None else f": {newcomer.name} waits {room}"
+            reasons.append(f"{_agents(len(old))} of an old generation to be replaced{waits}")
         if not reasons and self._coming:
             reasons.append(f"{_agents(len(self._coming))} starting")
         if not reasons and missing:

@@ -361,7 +361,7 @@ def test_agents_of_an_old_generation_are_replaced_one_after_another() -> None:
     assert world.report.wanted == 2
     assert world.run(20) == []
     assert world.report.reason == (
-        "1 agent waits for a node with any room; 2 agents of an old generation to be replaced"
+        "2 agents of an old generation to be replaced: f-3 waits for a node with any room"
     )
     world.come(3, phase=Phase.LOAD)
     assert world.run(20) == []
@@ -384,6 +384,19 @@ def test_who_does_not_serve_yet_is_replaced_at_once() -> None:
     world.want("g2", min=1)
 
     assert world.step() == [*stopped(1), *started(2, generation="g2")]
+
+
+def test_others_that_wait_for_a_node_beside_the_next_generation_are_counted_apart() -> None:
+    world = FleetWorld(min=1, resources={"gpus": 1})
+    world.add(1, processing=4)
+    world.step()
+    world.want("g2", min=1, resources={"gpus": 1})
+    world.run(10, f=4)
+
+    assert world.report.reason == (
+        "1 agent waits for a node with 1 GPU;"
+        " 1 agent of an old generation to be replaced: f-2 waits for a node with 1 GPU"
+    )
 
 
 def test_an_idle_agent_makes_room_for_the_next_generation() -> None:
@@ -512,6 +525,107 @@ def test_the_old_generation_comes_back_when_it_is_wanted_again() -> None:
     assert world.report == FleetReport(1, 1, 1, 0, 0, None)
 
 
+# Nothing will come of it
+
+
+def test_a_fleet_is_stuck_when_its_starts_fail_again_and_again() -> None:
+    world = FleetWorld(max=3)
+    world.step()
+    assert not world.report.is_stuck
+
+    crashes(world, 14, f=1)
+    assert not world.report.is_stuck
+    crashes(world, 4, f=1)
+    assert world.report.is_stuck
+    world.run(100, f=1)
+    world.come(1, phase=Phase.LOAD)
+    world.step(f=1)
+    assert world.report.is_stuck
+    world.come(1)
+    world.step()
+    assert not world.report.is_stuck
+
+
+def test_a_fleet_is_stuck_when_its_only_agent_cannot_serve() -> None:
+    world = FleetWorld(min=1)
+    world.add(1, phase=Phase.LOAD)
+    world.step()
+    assert not world.report.is_stuck
+
+    world.come(1, phase=Phase.LOAD, problem="no such file")
+    world.step()
+    assert world.report.is_stuck
+    world.come(1, phase=Phase.LOAD)
+    world.step()
+    assert not world.report.is_stuck
+
+
+@pytest.mark.parametrize(
+    ("phase", "processing", "problem", "is_stuck"),
+    [
+        (Phase.READY, 4, None, False),
+        (Phase.DRAINING, 4, None, True),
+        (Phase.LOAD, 0, None, False),
+        (Phase.LOAD, 0, "out of memory", True),
+        (Phase.NODE, 0, None, False),
+    ],
+)
+def test_a_fleet_is_not_stuck_while_another_one_serves_or_comes(
+    phase: Phase, processing: int, problem: str | None, is_stuck: bool
+) -> None:
+    world = FleetWorld(min=2)
+    world.add(1, phase=Phase.LOAD)
+    world.add(2, phase=phase, processing=processing)
+    world.come(1, phase=Phase.LOAD, problem="no such file")
+    world.come(2, phase=phase, processing=processing, problem=problem)
+    world.step()
+
+    assert world.report.is_stuck == is_stuck
+
+
+def test_a_fleet_is_stuck_when_its_agents_have_waited_for_nodes_for_very_long() -> None:
+    world = FleetWorld(max=3)
+    world.step()
+    world.run(4, f=8)
+    world.run(176, f=8)
+    assert len(world.members) > 1
+    assert not world.report.is_stuck
+
+    world.run(3, f=8)
+    assert world.report.is_stuck
+    world.come(2, phase=Phase.PROCESS)
+    world.step(f=8)
+    assert not world.report.is_stuck
+
+
+def test_a_fleet_is_not_stuck_while_its_old_generation_serves() -> None:
+    world = FleetWorld(min=1)
+    world.add(1)
+    world.step()
+    world.want("g2", min=1)
+    world.step()
+    world.come(2, phase=Phase.LOAD, problem="no such file")
+    world.step()
+    assert not world.report.is_stuck
+
+    world.come(1, phase=Phase.DRAINING)
+    world.step()
+    assert world.report.is_stuck
+
+
+def test_a_fleet_at_rest_is_not_stuck() -> None:
+    world = FleetWorld(max=1)
+    world.step()
+    assert not world.report.is_stuck
+
+    world.add(1, phase=Phase.DRAINING, processing=1)
+    world.step()
+    assert not world.report.is_stuck
+    world.delete()
+    world.step()
+    assert not world.report.is_stuck
+
+
 # What goes wrong
 
 
@@ -535,7 +649,7 @@ def test_starts_that_fail_are_tried_more_and_more_rarely() -> None:
 
     assert starts == [0, 1, 3, 7, 15, 31, 63, 123, 183, 243]
     reason = "crash loop: 10 starts in a row have failed, the last one with: it crashed"
-    assert world.report == FleetReport(1, 0, 0, 0, 0, reason)
+    assert world.report == FleetReport(1, 0, 0, 0, 0, reason, is_stuck=True)
 
 
 def test_many_that_fail_together_are_one_failure_then_one_is_tried_at_a_time() -> None:

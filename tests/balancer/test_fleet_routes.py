@@ -1,6 +1,7 @@
 """The routes of fleets over real HTTP; the supervisor's part is played by the test."""
 
 import asyncio
+from dataclasses import fields
 
 import httpx
 import pytest
@@ -62,8 +63,13 @@ async def test_what_nobody_supervises_yet_says_so(client: httpx.AsyncClient) -> 
 
     told = (await client.get("/api/v1/fleets/qwen")).json()
 
-    assert (told["wanted"], told["seen"]) == (None, 0)
+    assert (told["wanted"], told["seen"], told["is_stuck"]) == (None, 0, False)
     assert "supervisor" in told["reason"]
+    assert told.keys() == {each.name for each in fields(FleetReport)} | {
+        "fleet",
+        "waiting",
+        "agents",
+    }
 
 
 async def test_what_a_supervisor_said_that_is_silent_now_is_marked(
