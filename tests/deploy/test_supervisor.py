@@ -175,7 +175,8 @@ async def test_an_error_in_its_loop_ends_its_process(
     monkeypatch.setattr(supervisor_module.Members, "see", fail)
     await beat(start(ray))
 
-    assert await ended.get() == 1
+    async with asyncio.timeout(10):
+        assert await ended.get() == 1
     assert "nobody has thought of this" in caplog.text
 
 
