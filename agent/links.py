@@ -1,11 +1,13 @@
 """The agent's links: one to each balancer, dialled and let go as the balancers come and go.
 
-A balancer that refuses this agent is left alone until it is named again. When all have refused it,
-or one takes it for dead, the agent fails.
+A balancer that refuses this agent may think better of it, as when its keys are changed a moment
+later: it is tried again now and then, or when it is named again. When all have refused the agent, or
+one takes it for dead, it fails.
 """
 
 import asyncio
 import logging
+import random
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -15,6 +17,9 @@ log = logging.getLogger(__name__)
 
 GOOD_BYE_TIMEOUT = 2.0
 """Seconds for the last frames of a link that is closed."""
+
+REFUSED_FOR = 30.0
+"""Seconds until a balancer that refused this agent is tried again, or up to half as long again."""
 
 
 class Owner(Handler, Protocol):
@@ -35,6 +40,9 @@ class Links:
         """Those that are wanted, by address."""
         self._tasks: dict[asyncio.Task[None], Link] = {}
         """Of the links that are wanted, and of those that take leave."""
+        self._refused: dict[str, asyncio.TimerHandle] = {}
+        """Who will be tried again."""
+        self._chance = random.Random()
         self._runs = False
 
     def __iter__(self) -> Iterator[Link]:
@@ -61,19 +69,27 @@ class Links:
             log.info("the balancer at %s is not wanted any more", address)
             self._let_go(self._links.pop(address))
         for address in self._addresses:
-            if address not in self._links:
-                link = self._links[address] = Link(address, self._owner, self._credentials)
-                task = asyncio.create_task(link.run())
-                self._tasks[task] = link
-                task.add_done_callback(self._ended)
+            self._dial(address)
 
     async def close(self) -> None:
         """Close all of them; returns when they are, within seconds."""
         self._runs = False
+        for timer in self._refused.values():
+            timer.cancel()
         links, self._links = self._links, {}
         for link in links.values():
             self._let_go(link)
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _dial(self, address: str) -> None:
+        if address in self._links or address not in self._addresses:
+            return
+        if (timer := self._refused.pop(address, None)) is not None:
+            timer.cancel()
+        link = self._links[address] = Link(address, self._owner, self._credentials)
+        task = asyncio.create_task(link.run())
+        self._tasks[task] = link
+        task.add_done_callback(self._ended)
 
     def _let_go(self, link: Link) -> None:
         link.close()
@@ -98,3 +114,7 @@ class Links:
         log.warning("the balancer at %s refuses this agent: %s", link.address, error)
         if not self._links:
             self._owner.failed(error)
+            return
+        delay = REFUSED_FOR * self._chance.uniform(1.0, 1.5)
+        again = asyncio.get_running_loop().call_later(delay, self._dial, link.address)
+        self._refused[link.address] = again

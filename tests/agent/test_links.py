@@ -179,6 +179,49 @@ async def test_who_refuses_is_left_alone_until_it_is_named_again(
     await joined(balancers[0])
 
 
+async def test_while_another_one_serves_who_refuses_is_tried_again(
+    balancers: list[PlayedBalancer],
+    urls: list[str],
+    owner: Owner,
+    links: Links,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agent.links.REFUSED_FOR", 0.0)
+    links.start()
+    first, second = [await joined(balancer) for balancer in balancers]
+
+    for _ in range(3):
+        await first.socket.close(REFUSED, "not yet")
+        first = await joined(balancers[0])
+
+    await first.send(Cancel(RequestId("mark")))
+    await owner.until(lambda: owner.frames != [])
+    assert sorted(link.address for link in links) == sorted(urls)
+    assert owner.errors == []
+    assert second.socket.close_code is None
+
+
+async def test_who_is_tried_again_and_refuses_when_it_is_the_last_one_makes_the_agent_fail(
+    balancers: list[PlayedBalancer], owner: Owner, links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.links.REFUSED_FOR", 0.0)
+    links.start()
+    first, second = [await joined(balancer) for balancer in balancers]
+    await first.socket.close(REFUSED, "not you")
+    first = await joined(balancers[0])
+
+    monkeypatch.setattr("agent.links.REFUSED_FOR", 1000.0)
+    await second.socket.close(REFUSED, "nor here")
+    await owner.until(lambda: len(owner.lost_links) == 2)
+    await first.send(Cancel(RequestId("mark")))
+    await owner.until(lambda: owner.frames != [])
+    assert owner.errors == []
+    await first.socket.close(REFUSED, "nor now")
+
+    await owner.until(lambda: owner.errors != [])
+    assert isinstance(owner.errors[0], LinkRefusedError)
+
+
 async def test_refused_by_all_it_fails(
     balancers: list[PlayedBalancer], owner: Owner, links: Links
 ) -> None:
