@@ -108,9 +108,11 @@ async def recorded(
         async with client.stream("GET", "/api/v1/fleets/stream") as response:
             async for line in response.aiter_lines():
                 if line.startswith("data: "):
+                    told = json.loads(line.removeprefix("data: "))["fleets"]
                     series.add(
                         time.monotonic(),
-                        agents=json.loads(line.removeprefix("data: "))["fleets"][fleet]["ready"],
+                        # One balancer may not know yet what the other has been told.
+                        agents=told[fleet]["ready"] if fleet in told else 0,
                         waiting=answers.asked - answers.begun,
                         served=len(answers.texts),
                     )
