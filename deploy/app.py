@@ -100,6 +100,7 @@ class BalancerReplica:
             settings=supervisor_settings(settings, self._keys),
             declared=declared,
         )
+        await self._beats.beat()
         self._beating = asyncio.create_task(self._beats.run())
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

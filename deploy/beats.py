@@ -81,7 +81,7 @@ class Beats:
                 count = changes.count
                 if self._is_needed() or self._loop.time() >= self._next_look:
                     self._next_look = self._loop.time() + LOOK_INTERVAL
-                    await self._beat()
+                    await self.beat()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(BEAT_INTERVAL):
                         await changes.after(count)
@@ -108,7 +108,11 @@ class Beats:
         if self._succession.follows(claim):
             return supervisor
         log.info("the supervisor is an older balancer's, and is ended: %s", claim)
-        ray.kill(supervisor)  # its agents stay, and are found by the next one
+        try:
+            await self._exchange(supervisor)  # it may be the only one who knows what was put
+        finally:
+            ray.kill(supervisor)  # its agents stay, and are found by the next one
+            self._known = ""
         return None
 
     def _make(self) -> Any:
@@ -118,7 +122,8 @@ class Beats:
             name=NAME, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, resources=HEAD
         ).remote(self._settings, self._succession.own.declared)
 
-    async def _beat(self) -> None:
+    async def beat(self) -> None:
+        """Once, also before ``run``: what other balancers were told holds from the beginning."""
         since = self._asked = self._loop.time() if self._asked is None else self._asked
         try:
             if self._supervisor is None:
@@ -129,8 +134,7 @@ class Beats:
                 else:
                     self._asked = None
                 return
-            async with asyncio.timeout(ANSWER_TIMEOUT):
-                answer = _answers.decode(await self._supervisor.beat.remote(self._encoded()))
+            answer = await self._exchange(self._supervisor)
         except (RayError, TimeoutError, ValueError, msgspec.MsgspecError) as error:
             self._warn(error)
             self._balancer.unsupervised(since=since)
@@ -138,10 +142,16 @@ class Beats:
             self._known = ""
             return
         self._answered()
+        self._balancer.supervised(answer.fleets, leads=answer.leads)
+
+    async def _exchange(self, supervisor: Any) -> Answer:
+        """What operators want. Raises what Ray and msgspec do, and ``TimeoutError``."""
+        async with asyncio.timeout(ANSWER_TIMEOUT):
+            answer = _answers.decode(await supervisor.beat.remote(self._encoded()))
         self._known = answer.digest
         if answer.state is not None:
             await self._follow(answer.state)
-        self._balancer.supervised(answer.fleets, leads=answer.leads)
+        return answer
 
     def _warn(self, error: Exception) -> None:
         """Of each trouble once: it is met twice a second."""

@@ -147,6 +147,16 @@ async def test_a_supervisor_of_an_older_balancer_is_replaced_and_its_agents_stay
             await until(lambda: len(supervisor(ray).instance._registry.addresses) == 2)
 
 
+async def test_what_was_put_outlives_the_older_balancers_and_their_supervisor(ray: FakeRay) -> None:
+    async with beating("old", OLD) as old:
+        told = old.stored.fleets | {"put": FLEET}
+        old.want(old.stored.model_copy(update={"fleets": told}).put("fleets/put", at=9))
+        await until_known(old, lambda: "put" in old.fleet_views)
+
+    async with beating("new", NEW) as new:
+        await until_known(new, lambda: "put" in new.fleet_views)
+
+
 async def test_the_older_balancer_makes_none_of_its_own_when_its_own_is_ended(
     ray: FakeRay,
 ) -> None:
