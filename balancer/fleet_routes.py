@@ -11,7 +11,7 @@ from starlette.responses import Response
 from balancer.balancer import Balancer
 from balancer.fleets import MOST_FLEETS, Fleet, FleetName
 from balancer.http import json_answer, read_body
-from balancer.native_requests import describe, parse
+from balancer.native_requests import complaints, parse
 from balancer.stored_state import StoredState, fleet_part
 from balancer.wishes import Wishes
 from common.errors import ErrorCode, RequestError
@@ -110,5 +110,5 @@ def _parse_name(name: str) -> str:
         return _names.validate_python(name)
     except ValidationError as error:
         raise RequestError(
-            ErrorCode.INVALID_REQUEST, f"the fleet's name: {describe(error)}"
+            ErrorCode.INVALID_REQUEST, complaints(error, whole="the fleet's name")
         ) from error

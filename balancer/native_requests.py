@@ -398,13 +398,18 @@ LONGEST_COMPLAINT = 300
 
 
 def describe(error: ValidationError) -> str:
-    """One line that says which keys are wrong and why, without repeating their content."""
+    """Of a request: one line that says which keys are wrong and why, without repeating their content."""
+    return f"Invalid request parameters: {complaints(error, whole='body')}"
+
+
+def complaints(error: ValidationError, *, whole: str) -> str:
+    """``whole``: what to call that of which no single key is wrong."""
     problems = [
-        f"{_cut('.'.join(str(step) for step in problem['loc'])) or 'body'}: {_cut(problem['msg'])}"
+        f"{_cut('.'.join(str(step) for step in problem['loc'])) or whole}: {_cut(problem['msg'])}"
         for problem in error.errors(include_url=False, include_input=False, include_context=False)
     ]
     more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-    return f"Invalid request parameters: {'; '.join(problems[:5])}{more}"
+    return f"{'; '.join(problems[:5])}{more}"
 
 
 def _cut(text: str) -> str:

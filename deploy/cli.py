@@ -74,6 +74,7 @@ from deploy.options import (
     check_keys,
     check_model,
     check_name,
+    check_no_agents,
     check_origin,
     check_own_key,
     check_state,
@@ -106,6 +107,7 @@ console = Console()
 
 @app.command()
 def up(
+    command: typer.Context,
     model: Annotated[
         str | None,
         typer.Option(
@@ -198,6 +200,8 @@ def up(
     own_fleets = {} if fleets is None else check_fleets(fleets)
     if agents is None:
         agents = 0 if own_fleets else 1
+    if own_fleets and not agents:
+        check_no_agents(command)
     names = [f"agent-{n + 1}" for n in range(agents)]
     choices = engine_choices(
         slots=slots,

@@ -368,6 +368,36 @@ def check_fleets(path: Path) -> dict[str, Fleet]:
         raise typer.BadParameter(f"{path}: {cause}", param_hint="'--fleets'") from error
 
 
+OF_FIXED_AGENTS = {
+    "slots",
+    "context",
+    "threads",
+    "kv_layout",
+    "kv_cells",
+    "cache_tokens",
+    "longest_gap",
+    "n_gpu_layers",
+    "main_gpu",
+    "tensor_split",
+    "flash_attention",
+    "k_cache_dtype",
+    "v_cache_dtype",
+}
+"""Parameters of ``up`` that mean its own agents, and not those of fleets."""
+
+
+def check_no_agents(command: typer.Context) -> None:
+    """All agents are those of fleets: nothing may be said of others."""
+    for option in command.command.params:
+        source = command.get_parameter_source(option.name or "")
+        if option.name in OF_FIXED_AGENTS and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                "it is for agents that are always there, see --agents; those of fleets are as the "
+                "file says",
+                param_hint=f"'{option.opts[0]}'",
+            )
+
+
 def check_name(name: str, option: str) -> str:
     if not name or len(name) > LONGEST_NAME or not name.isprintable():
         raise typer.BadParameter(

@@ -81,6 +81,49 @@ def test_a_bad_value_gets_one_line_and_status_2(arguments: list[str], named: str
     assert named in done.stderr
 
 
+@pytest.mark.parametrize(
+    "option", [("--slots", "4"), ("--kv-layout", "separate"), ("--n-gpu-layers", "3")]
+)
+def test_what_only_agents_that_are_always_there_have_is_refused_where_there_are_none(
+    option: tuple[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "fleets.yaml"
+    file.write_text("a: {}")
+
+    done = headrace("up", "--fleets", str(file), *option)
+
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert f"'{option[0]}': it is for agents that are always there, see --agents" in done.stderr
+
+
+@pytest.mark.parametrize("told", [("--agents", "2"), ()])
+def test_what_is_said_of_agents_that_are_always_there_may_stand_beside_fleets(
+    told: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "fleets.yaml"
+    file.write_text("a: {}")
+    options = ("--slots", "4") if told else ("--engine", "echo")
+
+    done = headrace("up", "--fleets", str(file), *told, *options, "--allow-origin", "none")
+
+    assert done.returncode == 2
+    assert "--allow-origin" in done.stderr  # which is looked at last
+
+
+def test_a_bad_file_of_fleets_gets_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "fleets.yaml"
+    file.write_text("a: {maximum: 3}")
+
+    done = headrace("up", "--fleets", str(file))
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"headrace: Invalid value for '--fleets': {file}: a.maximum:"
+        " Extra inputs are not permitted\n"
+    )
+
+
 KEYS_LINE = "inference key-of-some-client\n"
 
 
