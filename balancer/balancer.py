@@ -17,7 +17,8 @@ from balancer.desired_state import BalancerDesiredState, InferenceParameters, ag
 from balancer.dispatcher import Abandon, Dispatch, Dispatcher, Effect, Reject, Rejection
 from balancer.exchange import Changes, Exchange, Timing, Told
 from balancer.fleet_beats import FleetView, SeenAgent
-from balancer.fleets import Fleet, model_names, waiting_by_fleet
+from balancer.fleet_demand import FleetDemand
+from balancer.fleets import Fleet
 from balancer.limits import MOST_CONSULTATIONS, Limit, LimitError, Limits, Tally
 from balancer.metrics import AgentGauges, Gauges, LimitGauge, Metrics
 from balancer.progress import Progress
@@ -168,8 +169,7 @@ class Balancer:
         self.changes = Changes()
         self.metrics = Metrics(self._gauges)
         self._rollout = Rollout()
-        self._fleet_views: Mapping[str, FleetView] = {}
-        self._unsupervised_since: float | None = None
+        self._demand = FleetDemand()
         self.demand_changes = Changes()
         """Of what fleets are to be, or of whether anybody waits for one that has no agents."""
         self._lost_models: dict[str, float] = {}
@@ -226,7 +226,7 @@ class Balancer:
     def models(self) -> list[list[str]]:
         """All the names of each model that is served, or is to be; the best one first."""
         served = [agent.status.model_names for agent in self._agents.values()]
-        wanted = [names(self.desired_state.model_reference), *self._fleet_models.values()]
+        wanted = [names(self.desired_state.model_reference), *self._demand.models.values()]
         known = {frozenset(told) for told in (*wanted, *served)}
         return sorted(sorted(each, key=_plainness) for each in known if each)
 
@@ -386,6 +386,7 @@ class Balancer:
     def want(self, stored: StoredState) -> None:
         """From now on, of every agent. It must be in the store already."""
         before, self._stored = self._stored, stored
+        self._demand.want(stored.fleets, self.desired_state.model_reference)
         self._expect()
         self.demand_changes.notify()
         if _told(before) != _told(stored):
@@ -413,13 +414,12 @@ class Balancer:
     @property
     def fleet_views(self) -> Mapping[str, FleetView]:
         """As the supervisor sees them; those that it does not know yet are not among them."""
-        return self._fleet_views
+        return self._demand.views
 
     @property
     def waiting(self) -> dict[str, int]:
         """Requests without a slot, by fleet."""
-        counted = waiting_by_fleet(self._dispatcher.waiting, self._able)
-        return {**dict.fromkeys(self.fleets, 0), **counted}
+        return self._demand.waiting(self._dispatcher.waiting)
 
     @property
     def fleet_agents(self) -> list[SeenAgent]:
@@ -427,62 +427,25 @@ class Balancer:
 
     def supervised(self, views: Mapping[str, FleetView], *, leads: bool) -> None:
         """What the supervisor says. ``leads``: this balancer decides when agents change their models."""
-        changed = views != self._fleet_views or self._unsupervised_since is not None
-        self._fleet_views = views
-        self._unsupervised_since = None
         self._give_turns(self._rollout.lead(leads))
-        if changed:
+        if self._demand.supervised(views):
             self._expect()
             self.changes.notify()
 
     def unsupervised(self, *, since: float) -> None:
         """The supervisor does not answer. ``since``: of the loop's clock."""
-        if self._unsupervised_since is None:
-            self._unsupervised_since = since
+        if self._demand.unsupervised(since=since):
             self.changes.notify()
 
     @property
     def unsupervised_for(self) -> float | None:
-        """Seconds that the supervisor has not answered, so that what it said may not hold any more;
-        None: it does answer, or was never asked.
-        """
-        since = self._unsupervised_since
-        return None if since is None else self._loop.time() - since
-
-    @property
-    def _fleet_models(self) -> dict[str, frozenset[str]]:
-        return model_names(self.fleets, self.desired_state.model_reference)
-
-    @property
-    def _able(self) -> dict[str, frozenset[str]]:
-        """The names of models of fleets that may have agents. Who asks for no model counts for the first
-        of them: by name, but those that are stuck come last.
-        """
-        models = self._fleet_models
-        able = [fleet for fleet in models if self.fleets[fleet].max > 0]
-        return {name: models[name] for name in sorted(able, key=lambda n: (self._is_stuck(n), n))}
+        """Seconds that the supervisor has not answered; None: it does, or was never asked."""
+        return self._demand.silence(now=self._loop.time())
 
     def _expect(self) -> None:
-        """Of which models will there be an agent more?"""
         served = {agent.fleet for agent in self._agents.values() if agent.status.slots_total > 0}
-        able = self._able
-        expected = [
-            fleet
-            for fleet in able
-            if not self._is_stuck(fleet) and (fleet not in served or self._is_starting(fleet))
-        ]
-        names = {name for fleet in expected for name in able[fleet]}
-        anyone = {None} if expected[:1] == list(able)[:1] else set[None]()
-        self._dispatcher.expect(frozenset(names | anyone), now=self._loop.time())
+        self._dispatcher.expect(self._demand.expected(served), now=self._loop.time())
         self._arm()
-
-    def _is_starting(self, fleet: str) -> bool:
-        view = self._fleet_views.get(fleet)
-        return view is not None and view.report.starting > 0
-
-    def _is_stuck(self, fleet: str) -> bool:
-        view = self._fleet_views.get(fleet)
-        return view is not None and view.report.is_stuck
 
     @property
     def halted_by(self) -> AgentId | None:
@@ -711,22 +674,15 @@ class Balancer:
                 self.metrics.reach(Limit.BUFFERED_BYTES)
             case Rejection.BUFFER_TIMEOUT:
                 code = ErrorCode.BUFFER_TIMEOUT
-                message = f"no slot became free in time{self._why_no_more(model)}"
+                message = "no slot became free in time"
+                if why := self._demand.reason(model):
+                    message += f"; {why}"
             case Rejection.AGENT_LOST:
                 code = ErrorCode.AGENT_LOST
                 message = (
                     "the agent that served this request was lost, and no other went on with it"
                 )
         return Failed(effect.request_id, code, message)
-
-    def _why_no_more(self, model: str | None) -> str:
-        """What keeps the fleet from growing that was to serve this model, in words after others."""
-        for fleet, models in self._able.items():
-            if model is None or model in models:
-                view = self._fleet_views.get(fleet)
-                reason = None if view is None else view.report.reason
-                return "" if reason is None else f"; the fleet {fleet}: {reason}"
-        return ""
 
     def _arm(self) -> None:
         """Have ``expire`` called at the next deadline, if there is one."""

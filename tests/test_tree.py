@@ -35,6 +35,7 @@ COVERED_BY = {
     "agent/tool_schema.py": "agent/tools.py",
     "balancer/buffer.py": "balancer/dispatcher.py",
     "balancer/fleet_beats.py": "balancer/fleet_registry.py",
+    "balancer/fleet_demand.py": "balancer/fleet_routes.py",
     "deploy/options.py": "deploy/cli.py",
     "balancer/progress.py": "balancer/balancer.py",
     "balancer/pool.py": "balancer/dispatcher.py",
