@@ -52,37 +52,42 @@ class FleetDemand:
         return {**dict.fromkeys(self._fleets, 0), **waiting_by_fleet(waiting, self._able)}
 
     def expected(self, served: Collection[str | None]) -> frozenset[str | None]:
-        """The models for which there will be an agent more; None: so there will for those who ask for
-        none. ``served``: the fleets that have agents.
+        """Who asks for one of these models counts for a fleet that will have an agent more; None: who asks
+        for none. ``served``: the fleets that have agents.
         """
         able = self._able
-        coming = [
+        coming = {
             fleet
             for fleet in able
             if not self._is_stuck(fleet) and (fleet not in served or self._is_starting(fleet))
-        ]
-        names: set[str | None] = {name for fleet in coming for name in able[fleet]}
-        if coming and coming[0] == next(iter(able)):
-            names.add(None)
-        return frozenset(names)
+        }
+        asked: set[str | None] = {None, *(name for models in able.values() for name in models)}
+        return frozenset(model for model in asked if _first(able, model) in coming)
 
     def reason(self, model: str | None) -> str | None:
         """What keeps the fleet from growing for which a request for this model counts, in words."""
-        for fleet, models in self._able.items():
-            if model is None or model in models:
-                view = self.views.get(fleet)
-                reason = None if view is None else view.report.reason
-                return None if reason is None else f"the fleet {fleet}: {reason}"
-        return None
+        fleet = _first(self._able, model)
+        view = self.views.get(fleet or "")
+        if view is None or view.report.reason is None:
+            return None
+        return f"the fleet {fleet}: {view.report.reason}"
 
     @property
     def _able(self) -> dict[str, frozenset[str]]:
-        """The models of fleets that may have agents. Who asks for no model counts for the first of them:
-        by name, but those that are stuck come last.
+        """The models of fleets that may have agents. What several could serve counts for the first of
+        them: by name, but those come later that cannot have one more, or not soon.
         """
         models = self.models
         able = [fleet for fleet in models if self._fleets[fleet].max > 0]
-        return {name: models[name] for name in sorted(able, key=lambda n: (self._is_stuck(n), n))}
+        return {name: models[name] for name in sorted(able, key=self._rank)}
+
+    def _rank(self, fleet: str) -> tuple[bool, bool, bool, str]:
+        view = self.views.get(fleet)
+        if view is None:
+            return False, False, False, fleet
+        report = view.report
+        is_full = report.ready >= self._fleets[fleet].max
+        return report.is_stuck, is_full, report.lacks_node, fleet
 
     def _is_starting(self, fleet: str) -> bool:
         view = self.views.get(fleet)
@@ -91,3 +96,8 @@ class FleetDemand:
     def _is_stuck(self, fleet: str) -> bool:
         view = self.views.get(fleet)
         return view is not None and view.report.is_stuck
+
+
+def _first(able: Mapping[str, frozenset[str]], model: str | None) -> str | None:
+    """The fleet for which a request for this model counts."""
+    return next((fleet for fleet, models in able.items() if model is None or model in models), None)

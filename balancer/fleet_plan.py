@@ -155,6 +155,8 @@ class FleetReport:
     starts have failed again and again, or all that are there cannot serve or have waited for a node
     for ``NO_NODE_EVER``.
     """
+    lacks_node: bool = False
+    """No agent serves, and one has waited for a node for ``NODE_IS_SLOW``."""
 
 
 class FleetPlan:
@@ -378,7 +380,7 @@ class _State:
         if self.wish is None:
             for member in tuple(self.staying.values()):
                 self._dismiss(member, now=now)
-            self._write_report(0, self._why_deleted(), is_stuck=False)
+            self._write_report(0, self._why_deleted(), is_stuck=False, now=now)
             return self.effects
         for member in tuple(self.staying.values()):
             if member.phase in STARTING and member.generation != self.generation:
@@ -394,7 +396,7 @@ class _State:
         # What load would have, and may not be started now, is no wish yet: it comes and goes.
         wanted = max(self._size, self.wish.min, min(missing, 1))
         reason = self._why(self.wish, waiting, missing, now=now)
-        self._write_report(wanted, reason, is_stuck=self._is_stuck(now=now))
+        self._write_report(wanted, reason, is_stuck=self._is_stuck(now=now), now=now)
         return self.effects
 
     # What is seen
@@ -689,7 +691,7 @@ class _State:
         }
         return self._is_crash_loop or (bool(hopeless) and not set(self._coming) - hopeless)
 
-    def _write_report(self, wanted: int, reason: str | None, *, is_stuck: bool) -> None:
+    def _write_report(self, wanted: int, reason: str | None, *, is_stuck: bool, now: float) -> None:
         serving = len(self._serving)
         self.report = FleetReport(
             wanted=wanted,
@@ -699,6 +701,7 @@ class _State:
             draining=len(self.seen) - len(self.staying),
             reason=reason,
             is_stuck=is_stuck,
+            lacks_node=not serving and bool(self._without_node(NODE_IS_SLOW, now=now)),
         )
 
     def _why_deleted(self) -> str:

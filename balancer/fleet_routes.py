@@ -28,6 +28,7 @@ NO_REPORT: dict[str, Any] = {
     "draining": 0,
     "reason": "no supervisor has reported on it yet",
     "is_stuck": False,
+    "lacks_node": False,
 }
 
 

@@ -5,7 +5,7 @@
 from dataclasses import dataclass
 
 from balancer.fleet_beats import MemberView, SeenAgent
-from balancer.fleet_plan import Member
+from balancer.fleet_plan import NODE_IS_SLOW, Member
 from common.models import Phase
 
 FRESH = 2.0
@@ -70,7 +70,7 @@ class Sight:
         if self.placed is not None and not self.was_found:
             seconds = {Phase.NODE: round(self.placed - self.made, 3), **seconds}
         problem = None if self.seen is None else self.seen.problem
-        if phase is Phase.NODE:
+        if phase is Phase.NODE and now - self.made >= NODE_IS_SLOW:  # else it may just be starting
             problem = why_no_node
         return MemberView(name=self.name, phase=phase, seconds=seconds, problem=problem)
 

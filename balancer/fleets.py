@@ -102,6 +102,12 @@ class Fleet(Strict):
     """Room for so many more agents is asked of Ray's autoscaler beforehand."""
 
     @model_validator(mode="after")
+    def _has_a_model(self) -> Self:
+        if self.model == "None":
+            raise ValueError("a fleet has a model; without the key it is the desired state's")
+        return self
+
+    @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.min > self.max:
             raise ValueError(f"min ({self.min}) is more than max ({self.max})")

@@ -27,6 +27,9 @@ BEAT_INTERVAL = 0.5
 ANSWER_TIMEOUT = 5.0
 """Seconds; a supervisor that is started again takes about one."""
 
+HANGS = 20.0
+"""Seconds without an answer after which Ray is told to start the supervisor anew: it keeps nothing."""
+
 LOOK_INTERVAL = 5.0
 """Seconds between two looks for a supervisor of a balancer that needs none: another one may have come
 that does, and Serve does not tell those that run already.
@@ -140,6 +143,9 @@ class Beats:
             self._balancer.unsupervised(since=since)
             self._supervisor = None
             self._known = ""
+            if isinstance(error, TimeoutError) and self._loop.time() - since >= HANGS:
+                self._asked = None  # it has as long again
+                await asyncio.to_thread(_restart)
             return
         self._answered()
         self._balancer.supervised(answer.fleets, leads=answer.leads)
@@ -187,6 +193,13 @@ class Beats:
             if text != self._refused:  # else it would be said with each beat
                 log.warning("what another balancer was told cannot be followed: %s", error)
             self._refused = text
+
+
+def _restart() -> None:
+    with suppress(RayError):
+        if (supervisor := _named()) is not None:
+            log.warning("the supervisor hangs: it is started anew")
+            ray.kill(supervisor, no_restart=False)
 
 
 def _named() -> Any:

@@ -182,7 +182,8 @@ async def _start(
     watching = asyncio.create_task(_report_losses(settings.agents, actors, console))
     stack.callback(watching.cancel)
     stack.push_async_callback(_drain, balancer, settings.drain_timeout, signals, console)
-    console.print(_greeting(settings, linked), soft_wrap=True, highlight=False, markup=False)
+    greeting = _greeting(settings, linked, await _fleets(settings))
+    console.print(greeting, soft_wrap=True, highlight=False, markup=False)
 
 
 async def _to_the_end(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -197,7 +198,9 @@ async def _to_the_end(function: Callable[..., Any], *arguments: Any, **options: 
         raise
 
 
-def _greeting(settings: UpSettings, agents: list[dict[str, Any]]) -> str:
+def _greeting(
+    settings: UpSettings, agents: list[dict[str, Any]], fleets: dict[str, dict[str, Any]]
+) -> str:
     keys = open_keys(settings.balancer.keys, {})
     certificate = settings.balancer.tls_cert
     lines = [f"headrace is ready at {settings.address}"]
@@ -208,11 +211,11 @@ def _greeting(settings: UpSettings, agents: list[dict[str, Any]]) -> str:
         lines.append(f"  slots   {slots}, on {len(agents)} agent(s)")
     elif settings.agents:
         lines.append("  no model is wanted yet; requests wait for one")
-    elif not settings.balancer.fleets:
+    elif not fleets:
         lines.append("  no agents yet; requests wait for one")
-    for name, fleet in settings.balancer.fleets.items():
+    for name, fleet in fleets.items():
         lines.append(
-            f"  fleet   {name}, {fleet.min} to {fleet.max} agent(s) with {fleet.slots} slots"
+            f"  fleet   {name}, {fleet['min']} to {fleet['max']} agent(s) with {fleet['slots']} slots"
         )
     lines.append(f"  openai  {settings.address}/v1")
     lines.append(f"  join    {_join_line(settings, keys)}")
@@ -472,6 +475,13 @@ async def _wait_for_slots(
                     end = loop.time() + READY_TIMEOUT
             await asyncio.sleep(POLL_INTERVAL)
     raise StartError(f"no agent had a slot ready after {READY_TIMEOUT:g} s")
+
+
+async def _fleets(settings: UpSettings) -> dict[str, dict[str, Any]]:
+    """Those that hold: some of the file may have been changed or deleted since, and that was kept."""
+    async with _open_client(settings) as client:
+        told = await _ask(client, "/api/v1/fleets")
+    return {} if told is None else {name: each["fleet"] for name, each in told["fleets"].items()}
 
 
 def _open_client(settings: UpSettings) -> httpx.AsyncClient:

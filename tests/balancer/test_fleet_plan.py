@@ -887,9 +887,8 @@ def test_what_nodes_are_wanted_is_said_in_words() -> None:
     assert world.report.reason == "2 agents starting"
     world.run(2)
 
-    assert world.report == FleetReport(
-        2, 2, 0, 2, 0, "2 agents wait for a node with 1 GPU, 2.5 CPUs, the label pool=big"
-    )
+    reason = "2 agents wait for a node with 1 GPU, 2.5 CPUs, the label pool=big"
+    assert world.report == FleetReport(2, 2, 0, 2, 0, reason, lacks_node=True)
 
 
 def test_a_wish_that_no_node_fulfils_changes_nothing_more() -> None:

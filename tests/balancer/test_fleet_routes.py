@@ -52,6 +52,7 @@ async def test_a_fleet_that_was_put_is_shown_with_what_the_supervisor_says(
         "draining": 0,
         "reason": "it loads",
         "is_stuck": False,
+        "lacks_node": False,
         "waiting": 0,
         "agents": [{"name": "qwen-1", "phase": "load", "seconds": {"node": 1.5}, "problem": None}],
     }
@@ -252,6 +253,43 @@ async def test_who_asks_for_no_model_counts_for_a_fleet_that_is_stuck_only_if_al
     fleet = Fleet(max=1)
     balancer.want(balancer.stored.model_copy(update={"fleets": {"a": fleet, "b": fleet}}))
     balancer.supervised({"a": FleetView(report=STUCK)}, leads=True)
+
+    ask(balancer, R1)
+
+    assert balancer.waiting == {"a": 0, "b": 1}
+
+
+async def test_where_there_are_no_fleets_nobody_is_held() -> None:
+    balancer = Balancer(buffer_capacity=2, patience=0.05)
+    balancer.want(balancer.stored.put("agent_overrides", at=1))
+
+    outcome = await last_of(ask(balancer, R1))
+
+    assert isinstance(outcome, Failed)
+    assert outcome.code is ErrorCode.BUFFER_TIMEOUT
+
+
+@pytest.mark.parametrize("model", ["qwen", None])
+async def test_what_a_full_fleet_cannot_serve_counts_for_another_with_its_model(
+    balancer: Balancer, model: str | None
+) -> None:
+    fleet = Fleet.model_validate({**QWEN, "max": 1})
+    balancer.want(balancer.stored.model_copy(update={"fleets": {"a": fleet, "b": fleet}}))
+    full = FleetReport(wanted=1, seen=1, ready=1, starting=0, draining=0)
+    balancer.supervised({"a": FleetView(report=full)}, leads=True)
+
+    ask(balancer, R1, Terms(model=model))
+
+    assert balancer.waiting == {"a": 0, "b": 1}
+
+
+async def test_who_asks_for_no_model_counts_rather_for_a_fleet_that_has_a_node(
+    balancer: Balancer,
+) -> None:
+    fleet = Fleet(max=1)
+    balancer.want(balancer.stored.model_copy(update={"fleets": {"a": fleet, "b": fleet}}))
+    waits = FleetReport(wanted=1, seen=1, ready=0, starting=1, draining=0, lacks_node=True)
+    balancer.supervised({"a": FleetView(report=waits)}, leads=True)
 
     ask(balancer, R1)
 

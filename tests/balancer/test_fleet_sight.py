@@ -1,7 +1,7 @@
 """What is known of one agent of a fleet."""
 
 from balancer.fleet_beats import MemberView, SeenAgent
-from balancer.fleet_plan import Member
+from balancer.fleet_plan import NODE_IS_SLOW, Member
 from balancer.fleet_sight import FRESH, UNSEEN, Sight
 from common.models import Phase
 
@@ -92,6 +92,8 @@ def test_operators_see_how_long_each_phase_took_and_why_there_is_no_node() -> No
         name="f-1", phase=Phase.READY, seconds={Phase.NODE: 2.0, Phase.LOAD: 3.0}
     )
 
-    assert started().view(now=1, why_no_node="full") == MemberView(
-        name="f-1", phase=Phase.NODE, problem="full"
-    )
+    told = [started().view(now=now, why_no_node="full") for now in (1, NODE_IS_SLOW)]
+    assert [(each.phase, each.problem) for each in told] == [
+        (Phase.NODE, None),
+        (Phase.NODE, "full"),
+    ]

@@ -53,6 +53,7 @@ def test_what_is_said_of_the_engine_becomes_the_choices_of_its_agents() -> None:
         {"resources": {"cpus": 1e-5}},
         {"resources": {"memory": 1}},
         {"model": {"LocalToAgent": 1}},
+        {"model": "None"},
         {"replicas": 1},
     ],
 )

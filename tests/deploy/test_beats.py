@@ -235,6 +235,24 @@ async def test_a_silent_supervisor_is_told_of_once_with_the_whole_cause(
         assert caplog.records[-1].message == "the supervisor answers again"
 
 
+async def test_a_supervisor_that_hangs_is_started_anew(
+    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beats_module, "ANSWER_TIMEOUT", 0.01)
+    monkeypatch.setattr(beats_module, "HANGS", 0.05)
+    async with beating("one") as balancer:
+        await until_known(balancer, lambda: "qwen" in balancer.fleet_views)
+        before = supervisor(ray)
+        hanging = before.instance
+
+        before.is_silent = True
+        await until_known(balancer, lambda: balancer.unsupervised_for is not None)
+        await until_known(balancer, lambda: balancer.unsupervised_for is None)
+
+        assert supervisor(ray) is before
+        assert before.instance is not hanging
+
+
 async def test_a_balancer_that_ends_says_so(ray: FakeRay) -> None:
     async with beating("one") as balancer:
         await until_known(balancer, lambda: "qwen" in balancer.fleet_views)

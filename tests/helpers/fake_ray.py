@@ -114,6 +114,7 @@ class FakeActor:
 
     def restart(self) -> None:
         """Its process is lost, and another one started."""
+        self.is_silent = False
         self._end_process(ActorUnavailableError("the actor is restarting", None))
         self.place()
 
@@ -214,13 +215,14 @@ class FakeRay:
             raise ValueError(f"there is no actor {name}")
         return actor
 
-    def _kill(self, actor: FakeActor) -> None:
+    def _kill(self, actor: FakeActor, *, no_restart: bool = True) -> None:
         if self.kill_fails:
             raise RuntimeError("Ray cannot be reached")
+        end = actor.die if no_restart else actor.restart
         if threading.get_ident() == self._thread:
-            actor.die()
+            end()
         else:
-            self.loop.call_soon_threadsafe(actor.die)
+            self.loop.call_soon_threadsafe(end)
 
     def _list_named_actors(self, *, all_namespaces: bool) -> list[dict[str, Any]]:
         assert all_namespaces
