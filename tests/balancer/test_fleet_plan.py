@@ -205,6 +205,40 @@ def test_while_there_is_load_it_takes_twice_as_long_until_one_goes() -> None:
     assert world.run(150) == timed(120, drained(2))
 
 
+def test_to_begin_to_shrink_after_a_growth_takes_longer_than_to_go_on() -> None:
+    world = FleetWorld(min=1, idle_time=60)
+    world.add(1, 2, processing=4)
+    assert world.run(2.5) == timed(2, started(3))
+    world.come(1, processing=1)
+    world.come(2, 3)
+
+    assert world.run(185) == [*timed(180, drained(3)), *timed(182, drained(2))]
+
+
+def test_who_was_wanted_again_as_soon_as_it_had_gone_stays_twice_as_long() -> None:
+    world = FleetWorld(idle_time=60)
+    world.add(1)
+    assert world.step() == drained(1)
+    assert world.run(0.5, f=1) == timed(0, started(1))
+    world.come(1)
+
+    assert world.run(200) == timed(120, drained(1))
+    assert world.run(0.5, f=1) == timed(0, started(1))
+    world.come(1)
+    assert world.run(119) == []
+
+
+def test_who_was_not_wanted_again_for_long_stays_no_longer_for_it() -> None:
+    world = FleetWorld(idle_time=60)
+    world.add(1)
+    assert world.step() == drained(1)
+    world.run(120)
+    assert world.run(0.5, f=1) == timed(0, started(1))
+    world.come(1)
+
+    assert world.run(200) == timed(60, drained(1))
+
+
 def test_load_that_comes_and_goes_within_the_idle_time_changes_nothing() -> None:
     world = FleetWorld(min=1, idle_time=60)
     world.add(1, 2, 3, processing=3)

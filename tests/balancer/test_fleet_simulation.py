@@ -58,20 +58,24 @@ def test_a_day_costs_little_more_than_for_who_knows_it_beforehand(seed: int) -> 
     """And much less than as many agents as are ever needed, all day."""
     records = day(seed)
 
-    assert records["chat"].ratio < 1.9
-    assert records["code"].ratio < 2.5  # a third agent is half as much again
+    assert records["chat"].ratio < 2.0
+    assert records["code"].ratio < 2.6  # a third agent is half as much again
     for record in records.values():
         assert record.agent_seconds < 0.5 * record.most_agents * DAY
 
 
 def test_the_number_of_agents_does_not_go_up_and_down() -> None:
-    """Nobody knows whether an agent that goes is wanted again in the next minutes, as a burst may
-    come: it happens about once in two days.
+    """There are no two turns within ten minutes. Nobody knows whether a burst comes when an agent has
+    just gone, but that is about one day in sixty.
     """
-    hurried = [record.hurried_turns for seed in range(DAYS) for record in day(seed).values()]
+    restless = [
+        (seed, name)
+        for seed in range(DAYS)
+        for name, record in day(seed).items()
+        if record.most_turns() > 1
+    ]
 
-    assert sum(hurried) <= max(0.75 * DAYS, 1)
-    assert max(record.most_turns() for seed in range(DAYS) for record in day(seed).values()) <= 2
+    assert len(restless) <= DAYS // 30, restless
 
 
 def test_without_hysteresis_it_would_go_up_and_down_all_day() -> None:
