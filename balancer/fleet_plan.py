@@ -16,12 +16,12 @@ which starts have failed. Decisions of one fleet, in this order:
    idle for long.
 """
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, sqrt
 from typing import TypeAlias
 
+from balancer.fleet_memory import Failures, Peak
 from balancer.fleets import MOST_AGENTS, Fleet, Resources
 from common.models import Phase
 
@@ -59,10 +59,6 @@ SPREAD = 2.5
 2.0 costs 4 % fewer agent hours, and an agent that goes is wanted again within ten minutes about
 three times as often.
 """
-
-LONGEST_BACK_OFF = 60.0
-WELL = 60.0
-"""Seconds that an agent must serve before earlier failures are forgotten."""
 
 CRASH_LOOP = 5
 """So many failures in a row, and no agent that served, are no accident."""
@@ -260,65 +256,6 @@ class _Known:
     """It is still listed, for a moment."""
 
 
-class _Peak:
-    """How many agents the load of the last time needed. Each number is kept once, with when it was
-    last needed, and only while no larger one has come later.
-    """
-
-    def __init__(self) -> None:
-        self._falling: deque[tuple[float, int]] = deque()
-        self._last = 0
-
-    def add(self, agents: int, *, now: float) -> None:
-        for needed in (self._last, agents):  # the last one was needed until now
-            while self._falling and self._falling[-1][1] <= needed:
-                self._falling.pop()
-            self._falling.append((now, needed))
-        self._last = agents
-
-    def forget(self, *, before: float) -> None:
-        while self._falling and self._falling[0][0] <= before:
-            self._falling.popleft()
-
-    def since(self, time: float) -> int:
-        return next((needed for at, needed in self._falling if at > time), self._last)
-
-
-@dataclass(slots=True)
-class _Failures:
-    """Members that ended by themselves. Those that were started before the last failure that
-    counts have failed with it: a lost node is one failure.
-    """
-
-    count: int = 0
-    in_vain: int = 0
-    """In a row, of the wanted generation, and no member of it began to serve in between."""
-    counted_at: float = -inf
-    retry_at: float = -inf
-    reason: str = ""
-
-    @property
-    def delay(self) -> float:
-        return min(2.0 ** min(self.count - 1, 10), LONGEST_BACK_OFF)
-
-    def add(self, reason: str, *, born: float, is_current: bool, now: float) -> None:
-        self.reason = reason
-        if born > self.counted_at:
-            self.count += 1
-            self.in_vain += is_current
-            self.counted_at = now
-            self.retry_at = now + self.delay
-        else:
-            self.retry_at = max(self.retry_at, now + 1)
-
-    def serves(self, *, since: float, now: float) -> None:
-        """A member of the wanted generation."""
-        if since > self.counted_at:
-            self.in_vain = 0
-            if now - since >= WELL:
-                self.count = 0
-
-
 @dataclass(slots=True)
 class _State:
     """One fleet."""
@@ -329,7 +266,7 @@ class _State:
     generation: str = ""
     known: dict[str, _Known] = field(default_factory=dict[str, _Known])
     report: FleetReport | None = None
-    peak: _Peak = field(default_factory=_Peak)
+    peak: Peak = field(default_factory=Peak)
     watched_since: float | None = None
     crowded_since: float | None = None
     full_since: float | None = None
@@ -337,7 +274,7 @@ class _State:
     shrunk_at: float = -inf
     was_hasty: bool = False
     """More were started soon after one went."""
-    failures: _Failures = field(default_factory=_Failures)
+    failures: Failures = field(default_factory=Failures)
     newcomer: str | None = None
     """Who is to replace an old member, and does not serve yet."""
     room_made: bool = False
@@ -354,7 +291,7 @@ class _State:
         self.wish = wish
         if wish is not None and generation != self.generation:
             self.generation = generation
-            self.failures = _Failures()
+            self.failures = Failures()
             self.newcomer = None
             self.room_made = False
 
