@@ -432,8 +432,11 @@ class Balancer:
             self._expect()
             self.changes.notify()
 
-    def unsupervised(self, *, since: float) -> None:
-        """The supervisor does not answer. ``since``: of the loop's clock."""
+    def unsupervised(self, *, since: float, leads: bool) -> None:
+        """The supervisor does not answer. ``since``: of the loop's clock. ``leads``: as above; it may
+        have made another balancer lead.
+        """
+        self._give_turns(self._rollout.lead(leads))
         if self._demand.unsupervised(since=since):
             self.changes.notify()
 

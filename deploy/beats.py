@@ -133,14 +133,14 @@ class Beats:
                 self._supervisor = await self._find()
             if self._supervisor is None:
                 if self._is_needed():
-                    self._balancer.unsupervised(since=since)
+                    self._balancer.unsupervised(since=since, leads=self._is_alone)
                 else:
                     self._asked = None
                 return
             answer = await self._exchange(self._supervisor)
         except (RayError, TimeoutError, ValueError, msgspec.MsgspecError) as error:
             self._warn(error)
-            self._balancer.unsupervised(since=since)
+            self._balancer.unsupervised(since=since, leads=self._is_alone)
             self._supervisor = None
             self._known = ""
             if isinstance(error, TimeoutError) and self._loop.time() - since >= HANGS:

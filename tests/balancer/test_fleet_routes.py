@@ -81,8 +81,8 @@ async def test_what_a_supervisor_said_that_is_silent_now_is_marked(
     balancer.supervised({"qwen": FleetView(report=report)}, leads=True)
     count = balancer.changes.count
 
-    balancer.unsupervised(since=asyncio.get_running_loop().time() - 12)
-    balancer.unsupervised(since=asyncio.get_running_loop().time() - 13)
+    balancer.unsupervised(since=asyncio.get_running_loop().time() - 12, leads=True)
+    balancer.unsupervised(since=asyncio.get_running_loop().time() - 13, leads=True)
 
     assert balancer.changes.count == count + 1
     told = (await client.get("/api/v1/fleets/qwen")).json()
@@ -202,6 +202,17 @@ async def test_who_does_not_lead_gives_no_turns(balancer: Balancer, play: Play) 
     balancer.supervised({}, leads=True)
 
     assert agent.turns == [1]
+
+
+async def test_who_hears_nothing_of_the_supervisor_does_not_lead_if_another_may(
+    balancer: Balancer, play: Play
+) -> None:
+    balancer.supervised({}, leads=True)
+    balancer.unsupervised(since=0.0, leads=False)
+    agent = play("one")
+    agent.report(slots=1, awaits_turn=True)
+
+    assert agent.turns == []
 
 
 async def test_agents_of_fleets_are_seen_with_all_that_runs_there(
