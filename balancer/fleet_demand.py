@@ -5,8 +5,12 @@ argument.
 from collections.abc import Collection, Mapping
 
 from balancer.fleet_beats import FleetView
-from balancer.fleets import Fleet, model_names, waiting_by_fleet
+from balancer.fleet_plan import FleetReport
+from balancer.fleets import Fleet, model_names
 from common.models import ModelReference, NoModel
+
+NO_REPORT = FleetReport(wanted=0, seen=0, ready=0, starting=0, draining=0)
+"""Of a fleet that the supervisor does not know yet."""
 
 
 class FleetDemand:
@@ -49,7 +53,11 @@ class FleetDemand:
 
     def waiting(self, waiting: Mapping[str | None, int]) -> dict[str, int]:
         """By fleet. ``waiting``: by the model that they ask for; None: any will do."""
-        return {**dict.fromkeys(self._fleets, 0), **waiting_by_fleet(waiting, self._able)}
+        counted, able = dict.fromkeys(self._fleets, 0), self._able
+        for model, count in waiting.items():
+            if (fleet := _first(able, model)) is not None:
+                counted[fleet] += count
+        return counted
 
     def expected(self, served: Collection[str | None]) -> frozenset[str | None]:
         """Who asks for one of these models counts for a fleet that will have an agent more; None: who asks
@@ -59,7 +67,8 @@ class FleetDemand:
         coming = {
             fleet
             for fleet in able
-            if not self._is_stuck(fleet) and (fleet not in served or self._is_starting(fleet))
+            if not (report := self._report(fleet)).is_stuck
+            and (fleet not in served or report.starting > 0)
         }
         asked: set[str | None] = {None, *(name for models in able.values() for name in models)}
         return frozenset(model for model in asked if _first(able, model) in coming)
@@ -67,35 +76,27 @@ class FleetDemand:
     def reason(self, model: str | None) -> str | None:
         """What keeps the fleet from growing for which a request for this model counts, in words."""
         fleet = _first(self._able, model)
-        view = self.views.get(fleet or "")
-        if view is None or view.report.reason is None:
-            return None
-        return f"the fleet {fleet}: {view.report.reason}"
+        reason = None if fleet is None else self._report(fleet).reason
+        return None if reason is None else f"the fleet {fleet}: {reason}"
 
     @property
     def _able(self) -> dict[str, frozenset[str]]:
         """The models of fleets that may have agents. What several could serve counts for the first of
-        them: by name, but those come later that cannot have one more, or not soon.
+        them, so that only one grows for it: by name, but those come later that cannot have one more, or
+        not soon.
         """
         models = self.models
         able = [fleet for fleet in models if self._fleets[fleet].max > 0]
         return {name: models[name] for name in sorted(able, key=self._rank)}
 
     def _rank(self, fleet: str) -> tuple[bool, bool, bool, str]:
-        view = self.views.get(fleet)
-        if view is None:
-            return False, False, False, fleet
-        report = view.report
+        report = self._report(fleet)
         is_full = report.ready >= self._fleets[fleet].max
         return report.is_stuck, is_full, report.lacks_node, fleet
 
-    def _is_starting(self, fleet: str) -> bool:
+    def _report(self, fleet: str) -> FleetReport:
         view = self.views.get(fleet)
-        return view is not None and view.report.starting > 0
-
-    def _is_stuck(self, fleet: str) -> bool:
-        view = self.views.get(fleet)
-        return view is not None and view.report.is_stuck
+        return NO_REPORT if view is None else view.report
 
 
 def _first(able: Mapping[str, frozenset[str]], model: str | None) -> str | None:

@@ -24,19 +24,13 @@ busy, or the supervisor has been started anew.
 class _Balancer:
     beat: Beat
     heard: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    address: str
-    heard: float
+    is_lost: bool = False
+    """It has been silent for a while, and nobody hangs up on it yet."""
 
 
 class Registry:
     def __init__(self, *, now: float) -> None:
         self._balancers: dict[str, _Balancer] = {}
-        self._places: dict[str, _Place] = {}
-        """Of the balancers, and of those that were lost not long ago."""
         self._state: StoredState | None = None
         self._digest = ""
         self._refused = ""
@@ -51,25 +45,30 @@ class Registry:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where agents dial in."""
-        return tuple(sorted({place.address for place in self._places.values()}))
+        return tuple(sorted({each.beat.address for each in self._balancers.values()}))
 
     @property
     def is_blind(self) -> bool:
         """Is there no balancer that says who waits and what agents do?"""
-        return not self._balancers
+        return not self._heard
+
+    @property
+    def _heard(self) -> dict[str, _Balancer]:
+        """What they said holds."""
+        return {id_: each for id_, each in self._balancers.items() if not each.is_lost}
 
     @property
     def waiting(self) -> dict[str, int]:
         """Requests without a slot, by fleet, at all balancers together."""
         total = Counter[str]()
-        for each in self._balancers.values():
+        for each in self._heard.values():
             total.update(each.beat.waiting)
         return dict(total)
 
     @property
     def agents(self) -> dict[str, SeenAgent]:
         """By name, each as the balancer that was heard last sees it."""
-        heard = sorted(self._balancers.values(), key=lambda each: each.heard)
+        heard = sorted(self._heard.values(), key=lambda each: each.heard)
         return {agent.name: agent for each in heard for agent in each.beat.agents}
 
     def hear(self, beat: Beat, *, now: float) -> str | None:
@@ -79,10 +78,8 @@ class Registry:
         self.last_heard = now
         if beat.ends:
             self._balancers.pop(beat.balancer_id, None)
-            self._places.pop(beat.balancer_id, None)
         else:
             self._balancers[beat.balancer_id] = _Balancer(beat, now)
-            self._places[beat.balancer_id] = _Place(beat.address, now)
         if beat.state is None or beat.digest in {self._digest, self._refused}:
             return None
         try:
@@ -99,16 +96,16 @@ class Registry:
         return Answer(
             digest=self._digest,
             state=None if news is None else news.model_dump_json(by_alias=True),
-            leads=beat.balancer_id == min(self._balancers, default=beat.balancer_id),
+            leads=beat.balancer_id == min(self._heard, default=beat.balancer_id),
             fleets=dict(views),
         )
 
     def expire(self, *, now: float) -> list[str]:
-        """Forget the balancers that are lost; returns their ids."""
-        lost = [id_ for id_, each in self._balancers.items() if now - each.heard > SILENCE]
+        """Forget the balancers that are lost; returns the ids of those that were not before."""
+        lost = [id_ for id_, each in self._heard.items() if now - each.heard > SILENCE]
         for id_ in lost:
-            del self._balancers[id_]
-        for id_, place in tuple(self._places.items()):
-            if now - place.heard > LONG_SILENCE:
-                del self._places[id_]
+            self._balancers[id_].is_lost = True
+        self._balancers = {
+            id_: each for id_, each in self._balancers.items() if now - each.heard <= LONG_SILENCE
+        }
         return lost

@@ -124,21 +124,3 @@ Fleets: TypeAlias = Annotated[dict[FleetName, Fleet], Field(max_length=MOST_FLEE
 def model_names(fleets: Mapping[str, Fleet], desired: ModelReference) -> dict[str, frozenset[str]]:
     """For each fleet, what clients may call its model by."""
     return {name: names(fleet.reference(desired)) for name, fleet in fleets.items()}
-
-
-def waiting_by_fleet(
-    waiting: Mapping[str | None, int], models: Mapping[str, frozenset[str]]
-) -> dict[str, int]:
-    """``waiting``: how many requests wait for each model, by a name of it; None: any will do.
-    ``models``: of each fleet, see ``model_names``.
-
-    What several fleets could serve counts for the first of them, so that only one grows for it; what
-    none of them serves counts for nobody.
-    """
-    counted = dict.fromkeys(models, 0)
-    for model, count in waiting.items():
-        for fleet in counted:
-            if model is None or model in models[fleet]:
-                counted[fleet] += count
-                break
-    return counted

@@ -62,9 +62,12 @@ class StoredState(Strict):
         return self.model_copy(update={"revisions": {**self.revisions, **dict.fromkeys(parts, at)}})
 
     @property
-    def parts(self) -> list[str]:
-        """Those that it has."""
-        return [DESIRED_STATE, AGENT_OVERRIDES, *map(fleet_part, self.fleets)]
+    def parts(self) -> dict[str, Strict]:
+        return {
+            DESIRED_STATE: self.balancer_desired_state,
+            AGENT_OVERRIDES: self.agent_overrides,
+            **{fleet_part(name): fleet for name, fleet in self.fleets.items()},
+        }
 
     def merged(self, other: "StoredState") -> "StoredState":
         """With the later of each part. The same whichever of them is asked, and, of several, in
@@ -93,18 +96,9 @@ class StoredState(Strict):
     def _later(self, other: "StoredState", part: str) -> "StoredState":
         def rank(state: StoredState) -> tuple[int, int, str]:
             put = state.revisions.get(part, 0)
-            return put, 0 if put else state.declared, _text(state._part(part))
+            return put, 0 if put else state.declared, _text(state.parts.get(part))
 
         return max(self, other, key=rank)
-
-    def _part(self, part: str) -> Strict | None:
-        match part:
-            case "balancer_desired_state":
-                return self.balancer_desired_state
-            case "agent_overrides":
-                return self.agent_overrides
-            case _:
-                return self.fleets.get(part.removeprefix("fleets/"))
 
 
 def _text(part: Strict | None) -> str:

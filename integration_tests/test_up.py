@@ -228,6 +228,7 @@ def test_stopping_ends_streams_with_a_message_and_leaves_nothing_behind(stop: St
             text=True,
         )
         up.until_buffered(1)
+        own = up.command.folders()
 
         status = stop(up.command)
         answer, _ = waiting.communicate(timeout=30)
@@ -235,6 +236,7 @@ def test_stopping_ends_streams_with_a_message_and_leaves_nothing_behind(stop: St
         assert status == 0
         assert json.loads(answer)["Error"]["error"]["code"] == 503
         assert up.command.processes() == []
+        assert [folder.exists() for folder in own] == [False]
         until_tidy(before)
         assert up.command.lines[up.command.lines.index("Ctrl-C stops it.") + 1 :] == [
             "stopping ..."
@@ -265,6 +267,7 @@ def test_what_runs_is_finished_before_it_stops() -> None:
     with start_up() as up, long_story(up) as story:
         up.command.process.send_signal(signal.SIGINT)
         up.command.expect("what runs is finished first")
+        own = up.command.folders()
 
         refused = up.client.post(ROUTE, json=CONVERSATION)
         health = up.client.get("/health")
@@ -276,6 +279,7 @@ def test_what_runs_is_finished_before_it_stops() -> None:
         assert end == "data: [DONE]"
         assert up.command.ended() == 0
         assert up.command.processes() == []
+        assert [folder.exists() for folder in own] == [False]
         until_tidy(before)
 
 
@@ -284,6 +288,7 @@ def test_a_second_signal_stops_it_now() -> None:
     with start_up() as up, long_story(up) as story:
         up.command.process.send_signal(signal.SIGINT)
         up.command.expect("what runs is finished first")
+        own = up.command.folders()
 
         assert up.command.stop(signal.SIGINT) == 0
 
@@ -291,6 +296,7 @@ def test_a_second_signal_stops_it_now() -> None:
             json.loads(list(story)[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
         )
         assert up.command.processes() == []
+        assert [folder.exists() for folder in own] == [False]
         until_tidy(before)
 
 

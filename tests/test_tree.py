@@ -35,7 +35,6 @@ COVERED_BY = {
     "agent/tool_schema.py": "agent/tools.py",
     "balancer/buffer.py": "balancer/dispatcher.py",
     "balancer/fleet_beats.py": "balancer/fleet_registry.py",
-    "balancer/fleet_demand.py": "balancer/fleet_routes.py",
     "balancer/fleet_memory.py": "balancer/fleet_plan.py",
     "deploy/options.py": "deploy/cli.py",
     "balancer/progress.py": "balancer/balancer.py",

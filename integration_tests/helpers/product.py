@@ -134,11 +134,15 @@ class Command:
                     found.append((int(folder.name), line))
         return found
 
+    def folders(self) -> set[Path]:
+        """Where it keeps what is temporary, as long as it runs."""
+        return {Path(name) for name in FOLDER.findall(" ".join(self.processes()))}
+
     def kill_the_rest(self) -> None:
         """Whatever a failed test has left: only what carries our mark, and Ray's folders, which the
         first process would have removed.
         """
-        folders = set(FOLDER.findall(" ".join(self.processes())))
+        folders = self.folders()
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if self.mark.encode() in (folder / "environ").read_bytes():

@@ -48,7 +48,7 @@ def test_those_who_wait_at_all_are_few(seed: int) -> None:
 def test_nobody_is_left_at_night(seed: int) -> None:
     records = day(seed)
 
-    assert [records[name].wanted_at(4 * HOUR) for name in ("chat", "code")] == [0, 0]
+    assert [records[name].wanted_at(4 * HOUR) for name in records] == [0, 0, 0]
     assert [records[name].wanted[-1][1] for name in records] == [0, 0, 0]
     assert records["code"].wanted_at(7.5 * HOUR) == 0
 
@@ -58,8 +58,8 @@ def test_a_day_costs_little_more_than_for_who_knows_it_beforehand(seed: int) -> 
     """And much less than as many agents as are ever needed, all day."""
     records = day(seed)
 
-    assert records["chat"].ratio < 2.0
-    assert records["code"].ratio < 2.6  # a third agent is half as much again
+    assert records["chat"].ratio < 1.9
+    assert records["code"].ratio < 2.5  # a third agent is half as much again
     for record in records.values():
         assert record.agent_seconds < 0.5 * record.most_agents * DAY
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from balancer.fleets import Fleet, model_names, waiting_by_fleet
-from common.models import EngineChoices, KvLayout, LocalModel, NoModel
+from balancer.fleets import Fleet
+from common.models import EngineChoices, KvLayout, LocalModel
 
 ONE = Fleet.model_validate({"model": {"LocalToAgent": "/models/one.gguf"}})
 TWO = Fleet.model_validate({"model": {"LocalToAgent": "/models/two.gguf"}})
@@ -67,20 +67,6 @@ def test_a_fleet_is_the_same_after_a_way_through_json() -> None:
 
     assert Fleet.model_validate_json(text) == ONE
     assert json.loads(text)["model"] == {"LocalToAgent": "/models/one.gguf"}
-
-
-def test_a_request_counts_for_the_first_fleet_that_could_serve_it() -> None:
-    models = model_names({"a": TWO, "b": ONE, "c": ONE}, NoModel())
-
-    counted = waiting_by_fleet({"one": 3, "two.gguf": 2, None: 5, "three": 7}, models)
-
-    assert counted == {"a": 2 + 5, "b": 3, "c": 0}
-
-
-def test_a_fleet_with_the_desired_model_is_asked_for_by_its_name() -> None:
-    models = model_names({"main": DESIRED}, LocalModel("/m/small.gguf"))
-
-    assert waiting_by_fleet({"small": 1}, models) == {"main": 1}
 
 
 @pytest.mark.parametrize(
