@@ -117,3 +117,31 @@ class FleetWorld:
     @property
     def report(self) -> FleetReport:
         return self.plan.reports()["f"]
+
+
+def started(*numbers: int, generation: str = "g1", fleet: str = "f") -> list[Effect]:
+    return [Start(f"{fleet}-{number}", fleet, generation) for number in numbers]
+
+
+def drained(*numbers: int) -> list[Effect]:
+    return [Drain(f"f-{number}") for number in numbers]
+
+
+def stopped(*numbers: int) -> list[Effect]:
+    return [Stop(f"f-{number}") for number in numbers]
+
+
+def timed(time: float, effects: list[Effect]) -> list[tuple[float, Effect]]:
+    return [(time, effect) for effect in effects]
+
+
+def crashes(world: FleetWorld, seconds: float, **waiting: int) -> list[float]:
+    """When agents are started, each of which ends at once."""
+    begin, starts = world.now, list[float]()
+    while world.now < begin + seconds:
+        for effect in world.step(**waiting):
+            if isinstance(effect, Start):
+                starts.append(world.now - begin - 0.5)
+                del world.members[effect.name]
+                world.plan.ended(effect.name, "it crashed", now=world.now - 0.5)
+    return starts
