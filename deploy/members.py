@@ -197,9 +197,7 @@ class Members:
                 sight.run(identity.fleet, identity.generation, now=self._loop.time())
                 kept.node = node_of(identity)
                 kept.has_run.set()
-                if (
-                    self._addresses
-                ):  # else they are not known yet, and it has those it was told before
+                if self._addresses:  # else it keeps to those that it was told before
                     await handle.dial.remote(self._addresses)
                 return await handle.ended.remote()
             except ActorUnavailableError:  # its node or its process is lost
