@@ -36,7 +36,7 @@ from balancer.native_requests import (
     parse_message,
 )
 from balancer.native_results import Dialect, Message, Teller, dialect, mode_notification
-from balancer.terms import Terms
+from balancer.terms import Route, Terms
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
 from common.messages import DocumentFailed, DocumentTooLong, Pooling
@@ -116,7 +116,8 @@ class Inference:
         params: GenerateEmbeddingBatchParams,
         pooling: Pooling,
     ) -> AsyncGenerator[bytes, None]:
-        batch = Batch(self._balancer, frames, at_once=at_once)
+        terms = Terms(route=Route.EMBEDDING_BATCH)
+        batch = Batch(self._balancer, frames, terms, at_once=at_once)
         refused: list[DocumentFailed | DocumentTooLong] = []
         try:
             async for told in batch:

@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
@@ -19,7 +19,7 @@ from balancer.bodies import Items, Row, check_size
 from balancer.content import marker_beside, read_images
 from balancer.desired_state import Int, Strict
 from balancer.limits import Limit, LimitError
-from balancer.terms import Priority, Terms
+from balancer.terms import Priority, Route, Terms
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
 from common.messages import (
@@ -202,10 +202,12 @@ class GenerationParams(Strict):
     deadline_ms: Annotated[int, Field(ge=1, le=24 * 3600 * 1000)] | None = None
     """Until the answer must be complete. It also takes the place of the buffer's patience."""
 
+    route: ClassVar[Route] = Route.OTHER
+
     @property
     def terms(self) -> Terms:
         seconds = None if self.deadline_ms is None else self.deadline_ms / 1000
-        return Terms(self.model, self.priority, seconds)
+        return Terms(self.model, self.priority, seconds, route=self.route)
 
     @abstractmethod
     def prompt(self, *, longest_image_side: int) -> Prompt:
@@ -213,6 +215,7 @@ class GenerationParams(Strict):
 
 
 class ContinueFromConversationHistory(GenerationParams):
+    route: ClassVar[Route] = Route.CONVERSATION
     add_generation_prompt: bool
     conversation_history: Annotated[Items[ConversationMessage], Field(min_length=1)]
     enable_thinking: bool
@@ -241,6 +244,7 @@ class ContinueFromConversationHistory(GenerationParams):
 
 
 class ContinueFromRawPrompt(GenerationParams):
+    route: ClassVar[Route] = Route.RAW_PROMPT
     raw_prompt: str
 
     def prompt(self, *, longest_image_side: int) -> Prompt:

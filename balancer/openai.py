@@ -40,7 +40,7 @@ from balancer.openai_responses import ResponsesRequest
 from balancer.openai_results import Head, Json
 from balancer.openai_tokens import TokensToText, detokenized, parse_text, tokenized
 from balancer.server_events import data, named
-from balancer.terms import Terms
+from balancer.terms import Route, Terms
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
 from common.messages import (
@@ -186,8 +186,8 @@ class OpenAI:
         frames = {frame.request_id: encode_request(frame)}
         if chat.streams:
             stream = EventStream(ResponseStream(head))
-            return await self._stream(request, frames, chat.terms, stream)
-        return await self._whole(request, frames, chat.terms, ResponseAnswer(head))
+            return await self._stream(request, frames, params.terms, stream)
+        return await self._whole(request, frames, params.terms, ResponseAnswer(head))
 
     async def completions(self, request: Request) -> Response:
         params = parse(CompletionRequest, await read_body(request))
@@ -230,7 +230,9 @@ class OpenAI:
             for request_id, documents in zip(ids, parts, strict=True)
         }
         answer = EmbeddingAnswer(params, params.model or self._model_name())
-        batch = self._submit(request, frames, Terms(params.model), at_once=agents)
+        batch = self._submit(
+            request, frames, Terms(params.model, route=Route.EMBEDDINGS), at_once=agents
+        )
         return await self._collect(request, batch, answer)
 
     async def tokenize(self, request: Request) -> Response:

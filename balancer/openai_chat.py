@@ -1,7 +1,7 @@
 """``/v1/chat/completions``, inwards: OpenAI's messages, tools and formats become a frame. No I/O here."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -9,6 +9,7 @@ from balancer.bodies import Items
 from balancer.content import marker_beside, read_images
 from balancer.openai_errors import ParameterError
 from balancer.openai_generation import GenerationBody, Said, TokenLimit, written_schema
+from balancer.terms import Route
 from common.ids import RequestId
 from common.messages import (
     IMAGE_MARKER,
@@ -183,6 +184,8 @@ ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high",
 
 
 class ChatRequest(GenerationBody):
+    route: ClassVar[Route] = Route.CHAT_COMPLETIONS
+
     messages: Annotated[Items[Message], Field(min_length=1)]
     max_completion_tokens: TokenLimit | None = None
     tools: Items[Tool] | None = None

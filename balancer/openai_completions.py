@@ -1,13 +1,14 @@
 """``/v1/completions``, inwards: prompts as text or tokens, one or many. No I/O here."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
 
 from balancer.bodies import Items
 from balancer.openai_errors import ParameterError
 from balancer.openai_generation import GenerationBody
+from balancer.terms import Route
 from common.ids import TokenId
 from common.messages import Prompt, RawPrompt, TokenPrompt
 
@@ -47,6 +48,8 @@ def batch_of(value: str | Sequence[int] | Sequence[str | list[int]]) -> list[str
 
 
 class CompletionRequest(GenerationBody):
+    route: ClassVar[Route] = Route.COMPLETIONS
+
     prompt: Annotated[
         OneText
         | OneTokens

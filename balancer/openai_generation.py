@@ -5,7 +5,7 @@ ours: ``priority``, ``deadline_ms`` and ``cache_salt``.
 """
 
 from abc import abstractmethod
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from balancer.bodies import Row
 from balancer.limits import UNLIMITED
 from balancer.native_requests import MOST_ANSWERS, SamplingOptions, StopText
 from balancer.openai_errors import ParameterError
-from balancer.terms import Priority, Terms
+from balancer.terms import Priority, Route, Terms
 from common.ids import RequestId
 from common.messages import Constraint, Gbnf, Generate, JsonSchema, Prompt, Sampling
 
@@ -104,10 +104,12 @@ class GenerationBody(SamplingOptions):
         """At the end of a stream."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    route: ClassVar[Route] = Route.OTHER
+
     @property
     def terms(self) -> Terms:
         seconds = None if self.deadline_ms is None else self.deadline_ms / 1000
-        return Terms(self.model, self.priority or Priority.NORMAL, seconds)
+        return Terms(self.model, self.priority or Priority.NORMAL, seconds, route=self.route)
 
     @property
     def longest_answer(self) -> int:

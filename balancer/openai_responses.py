@@ -7,7 +7,7 @@ points to stored responses is refused, and so is what has no counterpart.
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 from pydantic_core import PydanticKnownError
@@ -45,6 +45,7 @@ from balancer.openai_chat import (
 )
 from balancer.openai_errors import ParameterError, parameters_of
 from balancer.openai_generation import GenerationBody, Said, StreamOptions, TokenLimit
+from balancer.terms import Route
 from common.errors import ErrorCode
 from common.messages import Sampling
 
@@ -327,6 +328,8 @@ class Reasoning(Said):
 
 
 class ResponsesRequest(GenerationBody):
+    route: ClassVar[Route] = Route.RESPONSES
+
     input: str | Items[InputItem]
     instructions: str | None = None
     max_output_tokens: TokenLimit | None = None

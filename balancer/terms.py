@@ -12,6 +12,19 @@ class Priority(enum.StrEnum):
     LOW = "low"
 
 
+class Route(enum.StrEnum):
+    """By which of the clients' routes a request has come, as operators are told."""
+
+    CONVERSATION = "conversation"
+    RAW_PROMPT = "raw_prompt"
+    EMBEDDING_BATCH = "embedding_batch"
+    CHAT_COMPLETIONS = "chat_completions"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    EMBEDDINGS = "embeddings"
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     model: str | None = None
@@ -21,6 +34,7 @@ class Terms:
     """Seconds until it must be answered in full; None: it may wait as long as others do."""
     size: int = 0
     """Bytes that it takes while it waits."""
+    route: Route = Route.OTHER
 
 
 ANY = Terms()

@@ -25,7 +25,7 @@ from balancer.native_requests import (
     parse,
     parse_message,
 )
-from balancer.terms import Priority, Terms
+from balancer.terms import Priority, Route, Terms
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
 from common.messages import (
@@ -444,10 +444,10 @@ def test_no_documents_are_no_chunks() -> None:
 @pytest.mark.parametrize(
     ("options", "terms"),
     [
-        ({}, Terms()),
+        ({}, Terms(route=Route.RAW_PROMPT)),
         (
             {"model": "qwen", "priority": "high", "deadline_ms": 1500},
-            Terms("qwen", Priority.HIGH, 1.5),
+            Terms("qwen", Priority.HIGH, 1.5, route=Route.RAW_PROMPT),
         ),
     ],
 )

@@ -9,7 +9,7 @@ from bodies import body
 from balancer.openai_completions import CompletionRequest
 from balancer.openai_errors import ParameterError, parse
 from balancer.openai_generation import UNLIMITED, GenerationBody, written_schema
-from balancer.terms import Priority, Terms
+from balancer.terms import Priority, Route, Terms
 from common.errors import ErrorCode
 from common.ids import RequestId
 from common.messages import Constraint, Gbnf, Generate, JsonSchema, Mirostat, RawPrompt, Sampling
@@ -99,7 +99,7 @@ def test_null_is_as_if_nothing_were_said(name: str) -> None:
     said = CompletionRequest.model_fields[name].alias or name
 
     assert frame(**{said: None}) == frame()
-    assert read(**{said: None}).terms == Terms()
+    assert read(**{said: None}).terms == read().terms
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_options_of_streams_are_refused_without_one(keys: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("keys", "terms"),
     [
-        ({}, Terms()),
+        ({}, Terms(route=Route.COMPLETIONS)),
         (
             {"model": "qwen", "priority": "high", "deadline_ms": 1500},
-            Terms("qwen", Priority.HIGH, 1.5),
+            Terms("qwen", Priority.HIGH, 1.5, route=Route.COMPLETIONS),
         ),
     ],
 )
