@@ -34,7 +34,7 @@ from agent.swap import (
 )
 from agent.template import ChatTemplate
 from common.errors import ModelError, ProjectorError, RequestError
-from common.messages import Described, Event, Figures
+from common.messages import Described, Event, Figures, Noted
 from common.models import (
     AgentDesiredState,
     AgentIssue,
@@ -89,6 +89,8 @@ class Owner(Protocol):
     def described(self) -> None: ...
 
     def happened(self, events: Sequence[Event], /) -> None: ...
+
+    def noted(self, notes: Sequence[Noted], /) -> None: ...
 
     def measured(self, figures: Figures, /) -> None: ...
 
@@ -313,6 +315,10 @@ class ModelHost:
         if running is self._running:
             self._owner.happened(events)
 
+    def noted(self, running: "_Running", notes: Sequence[Noted]) -> None:
+        if running is self._running:
+            self._owner.noted(notes)
+
     def measured(self, running: "_Running", figures: Figures) -> None:
         if running is self._running:
             self._owner.measured(figures)
@@ -392,6 +398,9 @@ class _Running:
 
     def happened(self, events: Sequence[Event], /) -> None:
         self._host.hand_over(self._host.happened, self, events)
+
+    def noted(self, notes: Sequence[Noted], /) -> None:
+        self._host.hand_over(self._host.noted, self, notes)
 
     def measured(self, figures: Figures, /) -> None:
         self._host.hand_over(self._host.measured, self, figures)

@@ -28,6 +28,7 @@ from common.messages import (
     REFUSED,
     Described,
     Join,
+    Noted,
     Status,
     Step,
     ToAgent,
@@ -118,7 +119,7 @@ class Link:
         self.is_linked = False
         self._handler = handler
         self._options = credentials.options(url)
-        self._frames: deque[Step | Status] = deque()
+        self._frames: deque[Step | Status | Noted] = deque()
         self._status_changed = False
         self._description_changed = False
         self._closing = False
@@ -128,7 +129,7 @@ class Link:
     def address(self) -> str:
         return self._url
 
-    def send(self, frame: Step | Status) -> None:
+    def send(self, frame: Step | Status | Noted) -> None:
         """Send soon, in order. What is not sent when the link is lost is dropped."""
         self._frames.append(frame)
         self._wake.set()

@@ -22,7 +22,7 @@ from agent.scheduler import Effect, Forget, Scheduler, Share, Start, Stop
 from agent.step_watch import UNMEASURED, DocumentCosts, Step, StepWatch, step_limit
 from common.errors import DecodeError, RequestError
 from common.ids import RequestId
-from common.messages import Cancel, Event, Figures
+from common.messages import Cancel, Event, Figures, Noted
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,10 @@ class Listener(Protocol):
 
     def happened(self, events: Sequence[Event], /) -> None:
         """What one pass brought forth."""
+        ...
+
+    def noted(self, notes: Sequence[Noted], /) -> None:
+        """What the scheduler decided."""
         ...
 
     def measured(self, figures: Figures, /) -> None:
@@ -255,13 +259,21 @@ class DecodeLoop:
         return True
 
     def _carry_out(self, effects: Sequence[Effect], scheduler: Scheduler, engine: Engine) -> None:
-        if events := carry_out(effects, scheduler, engine):
+        events, notes = carry_out(effects, scheduler, engine)
+        if events:
             self._listener.happened(events)
+        if notes:
+            self._listener.noted(notes)
 
 
-def carry_out(effects: Sequence[Effect], scheduler: Scheduler, engine: Engine) -> list[Event]:
-    """Have the engine do what the scheduler decided; return what is to be told to clients."""
+def carry_out(
+    effects: Sequence[Effect], scheduler: Scheduler, engine: Engine
+) -> tuple[list[Event], list[Noted]]:
+    """Have the engine do what the scheduler decided; return what is to be told to clients, and to
+    operators.
+    """
     events: list[Event] = []
+    notes: list[Noted] = []
     for effect in effects:
         match effect:
             case Start(sequence_id, sampler):
@@ -273,6 +285,8 @@ def carry_out(effects: Sequence[Effect], scheduler: Scheduler, engine: Engine) -
                 engine.stop(sequence_id)
             case Forget(sequence_id):
                 engine.forget(sequence_id)
+            case Noted():
+                notes.append(effect)
             case _:
                 events.append(effect)
-    return events
+    return events, notes

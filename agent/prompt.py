@@ -134,6 +134,9 @@ class Preparer:
         match request.prompt:
             case Conversation(images=images) if images:
                 raise RequestError(ErrorCode.NOT_SUPPORTED, "images are not made of text tokens")
+            case Conversation() as conversation if request.template is not None:
+                template = ChatTemplate(request.template, self._vocabulary.special_texts)
+                text = template.render(conversation)
             case prompt:
                 text = self.render(prompt).text
         if len(text) > LONGEST_TO_TOKENIZE:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from agent.engine import ImageRun
 from agent.output import OutputStream
 from common.ids import RequestId, SequenceId, TokenId
-from common.messages import TokenClass, Usage
+from common.messages import Note, TokenClass, Usage
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +41,9 @@ class ActiveRequest:
     """Failed decodes that it took part in."""
     alone_until: int = 0
     """It is fed alone up to here, since a decode failed that had this much of it."""
+
+    waits_for: Note | None = None
+    """What has been told of why it waits."""
 
     @property
     def remaining(self) -> int:

@@ -6,7 +6,7 @@ passes only, else a sequence ID in the plan could already be somebody else's. No
 and no model.
 
 Effects come in one list, in the order in which they must be carried out: ``Start``, ``Share``,
-``Stop`` and ``Forget`` are for the engine, the events are for the client.
+``Stop`` and ``Forget`` are for the engine, the events are for the client, ``Noted`` is for operators.
 
 | a request is | and it is found in | it leaves by |
 |---|---|---|
@@ -38,6 +38,8 @@ from common.messages import (
     Figures,
     Finished,
     FinishReason,
+    Note,
+    Noted,
     TokenGenerated,
     ToolCallsEnded,
 )
@@ -84,7 +86,7 @@ class Forget:
     sequence_id: SequenceId
 
 
-Effect: TypeAlias = Start | Share | Stop | Forget | Event
+Effect: TypeAlias = Start | Share | Stop | Forget | Event | Noted
 
 
 class Scheduler:
@@ -314,18 +316,21 @@ class Scheduler:
         full = False
         for request in self._waiting:
             if full:
+                self._keep_waiting(request, Note.WAITS_FOR_CELLS, effects)
                 still_waiting.append(request)
                 continue
             prefix = None
             if request.shares:
                 prefix = self._kv.find(request.tokens, fed, salt=request.salt, whole=request.whole)
             if prefix is not None and prefix.expected - prefix.ready >= WORTH_WAITING:
+                self._keep_waiting(request, Note.WAITS_FOR_PREFIX, effects)
                 still_waiting.append(request)
                 continue
             if prefix is not None and prefix.ready < WORTH_SHARING:
                 prefix = None
             if self._active and not self._fits(request, prefix, promised):
                 full = True
+                self._keep_waiting(request, Note.WAITS_FOR_CELLS, effects)
                 still_waiting.append(request)
                 continue
             self._activate(request, prefix, effects)
@@ -354,12 +359,46 @@ class Scheduler:
             effects.append(Share(prefix.source, request.sequence_id, prefix.ready))
         if request.is_new:  # else it was paused: what it was spared at first stays true
             request.cached = min(request.fed, request.prompt_length)
+        request.waits_for = None
+        effects.append(
+            Noted(
+                request.request_id,
+                Note.ADMITTED,
+                self._origin(request, prefix),
+                request.prompt_length,
+                request.cached,
+            )
+        )
+
+    def _origin(self, request: ActiveRequest, prefix: Prefix | None) -> str:
+        """Of its tokens, in words."""
+        told = f"it has {len(request.tokens)} tokens"
+        if prefix is None:
+            return f"{told}; no other sequence holds how they begin"
+        holder = "finished" if self._kv.is_cached(prefix.source) else "running"
+        return f"{told}; the first {request.fed} are shared with a {holder} request"
+
+    def _keep_waiting(self, request: ActiveRequest, note: Note, effects: list[Effect]) -> None:
+        if request.waits_for is note:
+            return
+        request.waits_for = note
+        if note is Note.WAITS_FOR_PREFIX:
+            why = "another prompt that begins alike is being fed: this one will share it"
+        else:
+            cells = self._kv.cells
+            why = (
+                f"{cells.running} of {cells.capacity} KV cells are in use by "
+                f"{len(self._active)} requests, and it has {len(request.tokens)} tokens"
+            )
+        effects.append(Noted(request.request_id, note, why))
 
     def _pause(self, request: ActiveRequest, effects: list[Effect]) -> None:
         """Give up its cells; its tokens are kept, to be fed again later."""
         self._kv.empty(request.sequence_id)
         effects.append(Forget(request.sequence_id))
         del self._active[request.sequence_id]
+        why = f"it gave up its {request.fed} KV cells, to be fed again later"
+        effects.append(Noted(request.request_id, Note.PAUSED, why))
         request.fed = 0
         insort(self._waiting, request, key=lambda request: request.arrival)
 

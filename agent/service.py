@@ -33,6 +33,7 @@ from common.messages import (
     Described,
     Detokenize,
     Detokenized,
+    Drain,
     Embed,
     Event,
     Failed,
@@ -42,6 +43,7 @@ from common.messages import (
     Generate,
     Join,
     LastEvent,
+    Noted,
     SetState,
     Status,
     Step,
@@ -49,6 +51,7 @@ from common.messages import (
     ToAgent,
     Tokenize,
     Tokenized,
+    Undrain,
     Usage,
 )
 from common.models import AgentDesiredState, Application, Phase
@@ -91,6 +94,8 @@ class Agent:
         self._figures = Figures()
         self._admission = Admission()
         self._leaves = False
+        self._is_held = False
+        """An operator drained it."""
         self.has_changed = asyncio.Event()
         """Set with each change of what it is; for whoever waits for one, and clears it."""
         self.is_healthy = True
@@ -200,6 +205,7 @@ class Agent:
             slots_elsewhere=self._admission.elsewhere(link),
             draining=self._admission.draining,
             leaving=self._leaves,
+            held=self._is_held,
             swapping=self._swap.is_swapping,
             awaits_turn=self._swap.awaits_turn,
             turn_taken=self._swap.turn_taken(link),
@@ -256,6 +262,16 @@ class Agent:
             case Swap(turn):
                 self._host.turn(turn, link)
                 self._tell_if_idle()
+            case Drain():
+                self._hold(is_held=True)
+            case Undrain():
+                self._hold(is_held=False)
+
+    def _hold(self, *, is_held: bool) -> None:
+        if self._is_held != is_held:
+            log.info("an operator has %s this agent", "drained" if is_held else "undrained")
+            self._is_held = is_held
+            self.changed()
 
     def _want(self, number: int, state: AgentDesiredState) -> None:
         """The newest wish counts, whoever tells it first. Told again it is nothing new: a model that
@@ -287,7 +303,9 @@ class Agent:
     def changed(self) -> None:
         self.has_changed.set()
         self._admission.slots = self._host.slots
-        self._admission.draining = self._leaves or self._swap.is_swapping or not self.is_healthy
+        self._admission.draining = (
+            self._leaves or self._is_held or self._swap.is_swapping or not self.is_healthy
+        )
         self._note_phase()
         self._status_changed()
 
@@ -297,6 +315,11 @@ class Agent:
 
     def happened(self, events: Sequence[Event], /) -> None:
         self._tell(events)
+
+    def noted(self, notes: Sequence[Noted], /) -> None:
+        for note in notes:
+            if (asker := self._askers.get(note.request_id)) is not None:
+                asker.send(note)
 
     def give_back(self) -> None:
         # What only takes the vocabulary is over in no time, and no other agent is asked for it.

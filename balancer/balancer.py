@@ -15,13 +15,15 @@ from typing import TypeAlias, assert_never
 from balancer.buffer import Buffer
 from balancer.desired_state import BalancerDesiredState, InferenceParameters, agent_state
 from balancer.dispatcher import Abandon, Dispatch, Dispatcher, Effect, Reject, Rejection
-from balancer.exchange import Changes, Exchange, Timing, Told
+from balancer.exchange import Changes, Exchange, Told
 from balancer.fleet_beats import FleetView, SeenAgent
 from balancer.fleet_demand import FleetDemand
 from balancer.fleets import Fleet
+from balancer.journal import Record, State
 from balancer.limits import MOST_CONSULTATIONS, Limit, LimitError, Limits, Tally
 from balancer.metrics import AgentGauges, Gauges, LimitGauge, Metrics
 from balancer.progress import Progress
+from balancer.records import Records
 from balancer.rollout import GiveTurn, Rollout
 from balancer.stored_state import StoredState
 from balancer.terms import ANY, Terms
@@ -40,6 +42,7 @@ from common.messages import (
     Failed,
     Finished,
     Join,
+    Noted,
     SetState,
     Status,
     Swap,
@@ -97,15 +100,10 @@ class AgentView:
 class _Request:
     frame: bytes
     """Its ``Generate`` or ``Embed``, as it travels."""
-    model: str | None
-    """That it asks for."""
     exchange: Exchange
-    arrived: float
+    record: Record
     limit: asyncio.TimerHandle | None = None
     """Ends it at its own deadline."""
-    dispatched: float | None = None
-    started: float | None = None
-    """When its first event came that is for the client."""
     progress: Progress = field(default_factory=Progress)
     is_under_way: bool = False
     """The agent that has it has told something of it."""
@@ -168,6 +166,7 @@ class Balancer:
         self.closed = asyncio.Event()
         self.changes = Changes()
         self.metrics = Metrics(self._gauges)
+        self.records = Records(self.metrics)
         self._rollout = Rollout()
         self._demand = FleetDemand()
         self.demand_changes = Changes()
@@ -197,7 +196,8 @@ class Balancer:
         """
         exchange = exchange or Exchange()
         now = self._loop.time()
-        request = _Request(frame, terms.model, exchange, arrived=monotonic())
+        record = self.records.arrived(request_id, terms)
+        request = _Request(frame, exchange, record)
         self._requests[request_id] = request
         if not self.accepts:
             self._refuse_because_closed(request_id)
@@ -206,6 +206,7 @@ class Balancer:
             request.limit = self._loop.call_at(now + terms.deadline, self._give_up, request_id)
         terms = replace(terms, size=len(frame))
         self._carry_out(self._dispatcher.submit(request_id, terms, now=now))
+        self._note_waits([record])
         if self._dispatcher.buffered == 1 and self.fleets:
             self.demand_changes.notify()
         return exchange
@@ -264,8 +265,7 @@ class Balancer:
         if request is not None:
             if request.limit is not None:
                 request.limit.cancel()
-            self.metrics.requests.labels("cancelled").inc()
-            log.info("request_id=%s cancelled", request_id)
+            self.records.cancelled(request.record)
             self._carry_out(self._dispatcher.cancel(request_id))
 
     def consult(self, request_id: RequestId, frame: bytes, model: str | None) -> Exchange:
@@ -335,11 +335,17 @@ class Balancer:
             elif self._dispatcher.serves(agent_id, event.request_id):
                 self._happened(self._agents[agent_id], event)
 
+    def noted(self, agent_id: AgentId, note: Noted) -> None:
+        request = self._requests.get(note.request_id)
+        if request is not None and self._dispatcher.serves(agent_id, note.request_id):
+            self.records.noted(request.record, note)
+
     def leave(self, agent_id: AgentId, reason: str) -> None:
         """The agent's link is lost. ``reason``: for the log."""
         log.info("agent_id=%s left: %s", agent_id, reason)
         agent = self._agents.pop(agent_id)
         if not agent.status.leaving:
+            self.records.incident(ErrorCode.AGENT_LOST, reason, agent=agent.name)
             back_by = self._loop.time() + LOST_MODEL_PATIENCE
             self._lost_models = dict.fromkeys(agent.status.model_names, back_by) | {
                 name: until
@@ -350,6 +356,9 @@ class Balancer:
             if asked == agent_id:
                 self._answer(Failed(request_id, ErrorCode.AGENT_LOST, "the agent was lost"))
         self._abandoned = {r: asked for r, asked in self._abandoned.items() if asked[0] != agent_id}
+        lost = [r.record for r in self._requests.values() if r.record.agent_id == agent_id]
+        for record in lost:
+            self.records.agent_lost(record, reason)
         # Nobody waited if another slot was free, so what is dispatched now is what was put back.
         before = self._dispatcher.buffered
         effects = self._dispatcher.leave(
@@ -368,6 +377,7 @@ class Balancer:
                 agent_id,
             )
         self._carry_out(effects)
+        self._note_waits(lost)
 
     def _look(self) -> None:
         """Is there an agent that has come to a stop?"""
@@ -481,7 +491,7 @@ class Balancer:
         """
         self.accepts = False
         for request_id, request in tuple(self._requests.items()):
-            if request.dispatched is None:
+            if request.record.dispatched is None:
                 self._carry_out(self._dispatcher.cancel(request_id))
                 self._refuse_because_closed(request_id)
         while self._requests:
@@ -549,12 +559,12 @@ class Balancer:
                 if request is not None:
                     self._pass_on(request, agent, event)
             case Busy():
-                log.info("request_id=%s agent_id=%s refused", request_id, agent.agent_id)
                 request = self._requests.get(request_id)
-                has_begun = request is not None and request.started is not None
-                self.metrics.requeued.labels("given_back" if has_begun else "busy").inc()
+                if request is not None:
+                    self.records.refused_by_agent(request.record)
                 self._freed(request_id)
                 self._carry_out(self._dispatcher.refuse(request_id, now=self._loop.time()))
+                self._note_waits([] if request is None else [request.record])
             case Tokenized() | Detokenized():
                 pass  # nobody waits for it any longer
             case Finished() | Failed():
@@ -585,12 +595,11 @@ class Balancer:
         if not request.is_under_way:
             request.is_under_way = True
             self._dispatcher.start(event.request_id)
-        if request.started is None:
-            request.started = monotonic()
-            if isinstance(event, TokenGenerated):
-                self.metrics.first_token.observe(request.started - request.arrived)
-        if isinstance(event, TokenGenerated):
-            self.metrics.tokens.inc()
+        is_token = isinstance(event, TokenGenerated)
+        if request.record.started is None:
+            self.records.started(request.record, with_token=is_token)
+        if is_token:
+            self.records.got_token(request.record)
         limit = request.exchange.limit_reached
         if limit is None:
             request.progress.note(event)
@@ -606,22 +615,11 @@ class Balancer:
 
     def _end(self, request: _Request, name: str | None, event: Finished | Failed) -> None:
         """The client's last event. The request must have left ``_requests``."""
-        match event:
-            case Finished(reason=reason):
-                event = request.progress.finished(event)
-                usage = event.usage
-                outcome = str(reason)
-                self.metrics.prompt_tokens.inc(usage.prompt_tokens)
-                self.metrics.cached_prompt_tokens.inc(usage.cached_prompt_tokens)
-            case Failed(code=code):
-                outcome = str(code)
-                if request.started is None:
-                    self.metrics.refuse_request(code)
+        if isinstance(event, Finished):
+            event = request.progress.finished(event)
         if request.limit is not None:
             request.limit.cancel()
-        self.metrics.requests.labels(outcome).inc()
-        log.info("request_id=%s over: %s", event.request_id, outcome)
-        timing = Timing(request.arrived, request.dispatched, request.started, monotonic())
+        timing = self.records.over(request.record, name, event)
         request.exchange.put(Told(name, event, timing))
 
     def _give_up(self, request_id: RequestId) -> None:
@@ -644,12 +642,10 @@ class Balancer:
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Dispatch(request_id, agent_id):
+                case Dispatch(request_id, agent_id, choice):
                     request = self._requests[request_id]
-                    if request.dispatched is None:
-                        request.dispatched = monotonic()
-                        self.metrics.wait.observe(request.dispatched - request.arrived)
-                    log.info("request_id=%s agent_id=%s dispatched", request_id, agent_id)
+                    name = self._agents[agent_id].name
+                    self.records.dispatched(request.record, agent_id, name, str(choice))
                     request.is_under_way = False
                     if not request.progress.is_nothing:
                         self.metrics.resumed.inc()
@@ -659,11 +655,21 @@ class Balancer:
                     self._agents[agent_id].send(encode(Cancel(request_id)))
                 case Reject(request_id, reason):
                     request = self._requests.pop(request_id)
-                    self._end(request, None, self._rejected(effect, reason, request.model))
+                    rejected = self._rejected(effect, reason, request.record.terms.model)
+                    self._end(request, None, rejected)
                 case _:
                     assert_never(effect)
         self._arm()
         self.changes.notify()
+
+    def _note_waits(self, records: Iterable[Record]) -> None:
+        """Those of them that have no slot now."""
+        for record in records:
+            if record.state is State.WAITING:
+                why = str(self._dispatcher.obstacle(record.terms.model))
+                if reason := self._demand.reason(record.terms.model):
+                    why += f"; {reason}"
+                self.records.waits(record, why)
 
     def _rejected(self, effect: Reject, reason: Rejection, model: str | None) -> Failed:
         match reason:

@@ -19,12 +19,12 @@ speaks of a request that is over.
 import enum
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from balancer.buffer import Buffer, Waiting
 from balancer.policy import Policy, least_busy
-from balancer.pool import Agent, AgentPool
+from balancer.pool import Agent, AgentPool, Obstacle
 from balancer.terms import ANY, Terms
 from common.ids import AgentId, RequestId
 
@@ -51,9 +51,27 @@ class Rejection(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """Why it was this agent; its text is for operators."""
+
+    available: int
+    """Agents that had a free slot for it."""
+    taken: int
+    """Slots of this one, before."""
+    slots: int
+
+    def __str__(self) -> str:
+        told = f"{self.taken} of its {self.slots} slots were taken"
+        if self.available == 1:
+            return f"the only agent with a free slot for it: {told}"
+        return f"the least busy of {self.available} agents with a free slot for it: {told}"
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatch:
     request_id: RequestId
     agent_id: AgentId
+    choice: Choice | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +119,10 @@ class Dispatcher:
     def waiting(self) -> Counter[str | None]:
         """How many wait for each model, by the name they ask for; None: any will do."""
         return Counter(waiting.terms.model for waiting in self._buffer)
+
+    def obstacle(self, model: str | None) -> Obstacle:
+        """Why requests for this model wait."""
+        return self._pool.obstacle(model)
 
     @property
     def buffered_bytes(self) -> int:
@@ -309,6 +331,7 @@ class Dispatcher:
 
     def _dispatch(self, request: Waiting, available: Sequence[Agent]) -> Dispatch:
         agent = self._policy(available)
+        choice = Choice(len(available), agent.taken_slots, agent.slots)
         self._pool.bind(agent.agent_id, request.request_id)
         self._bound[request.request_id] = _Binding(agent.agent_id, request)
-        return Dispatch(request.request_id, agent.agent_id)
+        return Dispatch(request.request_id, agent.agent_id, choice)

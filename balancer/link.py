@@ -30,6 +30,7 @@ from common.messages import (
     REFUSED,
     Described,
     Join,
+    Noted,
     Status,
     Step,
     decode_to_balancer,
@@ -174,6 +175,8 @@ class AgentListener:
             match frame:
                 case Step(events):
                     self._balancer.happened(agent_id, events)
+                case Noted():
+                    self._balancer.noted(agent_id, frame)
                 case Status():
                     self._balancer.report(agent_id, frame)
                 case Described():

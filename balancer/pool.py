@@ -44,6 +44,34 @@ class Agent:
         return (model is None or model in self.models) and kin in (None, self.fingerprint)
 
 
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why no slot is free for a request; its text is for operators."""
+
+    agents: int
+    """That are here."""
+    serving: int
+    """Of those, that serve its model."""
+    closed: int
+    """Of those, that take nothing new: they drain or change their model."""
+    slots: int
+    """Of the others."""
+
+    def __str__(self) -> str:
+        if not self.agents:
+            return "there is no agent"
+        if not self.serving:
+            return f"none of {_count(self.agents, 'agent')} serves its model now"
+        if self.serving == self.closed:
+            return f"{_count(self.closed, 'agent')} for it, and each drains or changes its model"
+        told = f"all {_count(self.slots, 'slot')} of {_count(self.serving - self.closed, 'agent')} are taken"
+        return f"{told}, {self.closed} more take nothing new" if self.closed else told
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 class AgentPool:
     def __init__(self) -> None:
         self._agents: dict[AgentId, Agent] = {}
@@ -89,6 +117,14 @@ class AgentPool:
             for agent in self._agents.values()
             if agent.free_slots > 0 and agent.serves(model, kin)
         ]
+
+    def obstacle(self, model: str | None, kin: str | None = None) -> Obstacle:
+        """Why none is ``available``."""
+        agents = self._agents.values()
+        serving = [agent for agent in agents if agent.slots and agent.serves(model, kin)]
+        closed = [agent for agent in serving if agent.draining]
+        slots = sum(agent.slots for agent in serving if not agent.draining)
+        return Obstacle(len(agents), len(serving), len(closed), slots)
 
     def bind(self, agent_id: AgentId, request_id: RequestId) -> None:
         agent = self._agents[agent_id]

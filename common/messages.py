@@ -2,9 +2,9 @@
 
 One union a direction, in MessagePack. A frame is a frozen value whose ``type`` tag is the class's
 name in snake case. The agent dials, says ``Join``, and then sends a ``Step`` for each pass of its
-model, a ``Status`` for each change of its slots and a ``Described`` for each change of its model;
-the balancer sends ``Generate``, ``Embed``, ``Tokenize``, ``Detokenize`` and ``Cancel``, and of models
-``SetState`` and ``Swap``.
+model, a ``Status`` for each change of its slots, a ``Described`` for each change of its model, and ``Noted``
+when its scheduler decides about a request; the balancer sends ``Generate``, ``Embed``, ``Tokenize``,
+``Detokenize`` and ``Cancel``, of models ``SetState`` and ``Swap``, and ``Drain`` and ``Undrain``.
 
 Every ``Generate`` and every ``Embed`` is answered by exactly one of ``Finished``, ``Failed`` or
 ``Busy``, unless the link is lost first. Before it come any number of ``TokenGenerated`` and
@@ -28,7 +28,7 @@ from common.frame import Frame
 from common.ids import AgentId, RequestId, TokenId
 from common.models import AgentDesiredState, AgentIssue, Application, Download, Phase
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Raised when a change to the frames would be misread by the other side."""
 
 REFUSED = 4000
@@ -266,6 +266,8 @@ class Tokenize(Frame, frozen=True, kw_only=True):
     prompt: Conversation | RawPrompt
     adds_beginning: bool
     """To a raw prompt: the token that every prompt must start with, if the model has one."""
+    template: str | None = None
+    """A conversation is rendered with this one; None: with the one that is in use."""
 
 
 class Detokenize(Frame, frozen=True):
@@ -470,6 +472,34 @@ class Busy(Frame, frozen=True):
     request_id: RequestId
 
 
+class Note(enum.StrEnum):
+    """What a scheduler has decided."""
+
+    ADMITTED = "admitted"
+    """It has cells: its prompt is fed from now on, or after a pause what it had."""
+    WAITS_FOR_PREFIX = "waits_for_prefix"
+    """Another prompt with the same beginning is being fed."""
+    WAITS_FOR_CELLS = "waits_for_cells"
+    PAUSED = "paused"
+    """It gave up its cells for an older request."""
+
+
+LONGEST_WHY = 200
+
+
+class Noted(Frame, frozen=True):
+    """For operators who ask what became of a request; its client is not told."""
+
+    request_id: RequestId
+    note: Note
+    why: Annotated[str, msgspec.Meta(max_length=LONGEST_WHY)]
+    """In words."""
+    tokens: Count = 0
+    """Of its prompt, if it was admitted."""
+    cached: Count = 0
+    """Those of them that need not be fed."""
+
+
 LastEvent: TypeAlias = Finished | Failed | Busy | Tokenized | Detokenized
 """Each request has exactly one, unless the link is lost."""
 
@@ -519,6 +549,8 @@ class Status(Frame, frozen=True, kw_only=True):
     """No new requests, please; those that run will be finished."""
     leaving: bool = False
     """It was asked to go, and will."""
+    held: bool = False
+    """An operator drained it: it stays, and takes nothing new until that is taken back."""
     swapping: bool = False
     """It will serve again as soon as it has another model, or this one anew."""
     awaits_turn: bool = False
@@ -587,8 +619,18 @@ class Swap(Frame, frozen=True):
     turn: int
 
 
-ToAgent: TypeAlias = Generate | Embed | Tokenize | Detokenize | Cancel | SetState | Swap
-ToBalancer: TypeAlias = Join | Status | Described | Step
+class Drain(Frame, frozen=True):
+    """Take nothing new, and let what runs come to its end; stay."""
+
+
+class Undrain(Frame, frozen=True):
+    """Take requests again."""
+
+
+ToAgent: TypeAlias = (
+    Generate | Embed | Tokenize | Detokenize | Cancel | SetState | Swap | Drain | Undrain
+)
+ToBalancer: TypeAlias = Join | Status | Described | Step | Noted
 
 encode = msgspec.msgpack.encode
 _to_agent = msgspec.msgpack.Decoder(ToAgent)

@@ -43,6 +43,7 @@ from common.messages import (
     Figures,
     Finished,
     Generate,
+    Noted,
     RawPrompt,
     Sampling,
     TokenGenerated,
@@ -337,6 +338,9 @@ class AgentAlone:
 
     def happened(self, events: Sequence[Event], /) -> None:
         self._asyncio.call_soon_threadsafe(self._take, events, time.perf_counter())
+
+    def noted(self, notes: Sequence[Noted], /) -> None:
+        pass
 
     def measured(self, figures: Figures, /) -> None:
         pass

@@ -55,7 +55,8 @@ class Running:
             self.step()
 
     def do(self, effects: Sequence[Effect]) -> None:
-        self.events += carry_out(effects, self.scheduler, self.engine)
+        events, _ = carry_out(effects, self.scheduler, self.engine)
+        self.events += events
 
     def outcome(self, name: str) -> tuple[str, Finished]:
         """Its text and end."""

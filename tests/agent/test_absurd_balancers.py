@@ -30,6 +30,7 @@ from common.messages import (
     Detokenize,
     Detokenized,
     Document,
+    Drain,
     Embed,
     Event,
     Failed,
@@ -47,6 +48,7 @@ from common.messages import (
     ToAgent,
     Tokenize,
     Tokenized,
+    Undrain,
     decode_to_balancer,
     encode,
 )
@@ -100,7 +102,7 @@ def _older(frame: ToAgent) -> ToAgent:
 
 def _about(frame: ToAgent, request_id: RequestId) -> ToAgent:
     match frame:
-        case SetState() | Swap():
+        case SetState() | Swap() | Drain() | Undrain():
             return frame
         case _:
             return replace(frame, request_id=request_id)
@@ -112,6 +114,8 @@ plausible: st.SearchStrategy[ToAgent] = st.one_of(
     st.builds(_detokenize, ids),
     st.builds(Cancel, ids),
     st.builds(Swap, st.integers(0, 4)),
+    st.just(Drain()),
+    st.just(Undrain()),
     st.just(SetState(1, WANTED)),
 )
 anything = to_agent.map(_older)
@@ -231,6 +235,7 @@ async def hold(frames: Sequence[ToAgent], *, until_all_is_said: bool) -> list[Ev
 async def quiet(heard: Heard, link: ServerConnection) -> list[Event]:
     """Wait until it serves what it should, and nothing runs; one more request shows it."""
     await link.send(encode(SetState(NEWEST, WANTED)))
+    await link.send(encode(Undrain()))
 
     def serves() -> bool:
         status = heard.status

@@ -23,6 +23,7 @@ from common.messages import (
     Figures,
     Finished,
     FinishReason,
+    Noted,
     Pooling,
     TokenGenerated,
     Unchanged,
@@ -39,6 +40,7 @@ class Heard:
         self.engines: queue.Queue[Engine] = queue.Queue()
         self.steps: queue.Queue[Sequence[Event]] = queue.Queue()
         self.figures: queue.Queue[Figures] = queue.Queue()
+        self.notes: list[Noted] = []
         self.ends: queue.Queue[BaseException | None] = queue.Queue()
 
     def loaded(self, engine: Engine, /) -> None:
@@ -46,6 +48,9 @@ class Heard:
 
     def happened(self, events: Sequence[Event], /) -> None:
         self.steps.put(events)
+
+    def noted(self, notes: Sequence[Noted], /) -> None:
+        self.notes += notes
 
     def measured(self, figures: Figures, /) -> None:
         self.figures.put(figures)

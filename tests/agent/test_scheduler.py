@@ -498,8 +498,10 @@ def test_ten_thousand_requests_leave_nothing_behind() -> None:
             running.told.clear()
             running.passes.clear()
             running.shares.clear()
+            running.noted.clear()
         running.run()
         running.told.clear()
+        running.noted.clear()
         running.passes.clear()
 
     serve(range(2_000))

@@ -37,7 +37,14 @@ from agent.scheduler import (
 )
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId, SequenceId, TokenId
-from common.messages import Event, Failed, Finished, FinishReason, TokenGenerated
+from common.messages import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Noted,
+    TokenGenerated,
+)
 
 CONTEXT = 160
 SLOTS = 4
@@ -443,11 +450,14 @@ class Histories(RuleBasedStateMachine):
                     assert gone.request_id not in self.live, "stopped before its end"
                 case Start() | Forget():
                     pass
+                case Noted(request_id=request_id):
+                    assert request_id in self.live, "operators are told of what is over"
                 case TokenGenerated() | Finished() | Failed():
                     self.tell(effect, may_fail or set())
                 case _:
                     raise AssertionError(f"of no use here: {effect}")
-        return carry_out(effects, self.scheduler, self.engine)
+        events, _ = carry_out(effects, self.scheduler, self.engine)
+        return events
 
     def tell(self, event: Event, may_fail: set[RequestId]) -> None:
         assert event.request_id in self.live, "spoke of the dead"

@@ -34,6 +34,7 @@ from common.messages import (
     Finished,
     Generate,
     Join,
+    Noted,
     Pooling,
     RawPrompt,
     Status,
@@ -221,6 +222,8 @@ class Histories(RuleBasedStateMachine):
         match decode_to_balancer(frame):
             case Step(said):
                 self.balancer.happened(BAD, said)
+            case Noted() as note:
+                self.balancer.noted(BAD, note)
             case Status() as status:
                 self.balancer.report(BAD, status)
             case Described() as described:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from balancer.openai_chat import ChatRequest, chat_frame
 from balancer.openai_errors import ParameterError, parse, refusal
 from balancer.openai_responses import RESPONSES_PARAMETERS, ResponsesRequest
-from balancer.terms import Priority, Terms
+from balancer.terms import Priority, Route, Terms
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
 from common.messages import (
@@ -209,10 +209,10 @@ def test_sampling_and_the_keys_of_llama_cpp_reach_the_frame() -> None:
 
 
 def test_terms_and_streaming_are_the_chats_too() -> None:
-    told = chat(priority="high", deadline_ms=1500, stream=True)
+    keys: dict[str, Any] = {"priority": "high", "deadline_ms": 1500, "stream": True}
 
-    assert told.terms == Terms("m", Priority.HIGH, 1.5)
-    assert told.streams
+    assert request(**keys).terms == Terms("m", Priority.HIGH, 1.5, route=Route.RESPONSES)
+    assert chat(**keys).streams
 
 
 def test_tools_are_given_flat_and_offered_as_in_a_chat() -> None:

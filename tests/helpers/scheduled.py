@@ -17,6 +17,7 @@ from common.ids import RequestId, TokenId
 from common.messages import (
     Event,
     Finished,
+    Noted,
     Sampling,
     TokenGenerated,
     Usage,
@@ -67,6 +68,7 @@ class Running:
             most_cached=self.engine.capacity.cells if most_cached is None else most_cached,
         )
         self.told: list[Event] = []
+        self.noted: list[Noted] = []
         self.passes: list[list[Chunk]] = []
         self.shares: list[Share] = []
         self.seconds = 0.01
@@ -76,7 +78,9 @@ class Running:
 
     def do(self, effects: Sequence[Effect]) -> None:
         self.shares += [effect for effect in effects if isinstance(effect, Share)]
-        self.told += carry_out(effects, self.scheduler, self.engine)
+        events, notes = carry_out(effects, self.scheduler, self.engine)
+        self.told += events
+        self.noted += notes
 
     def submit(
         self,

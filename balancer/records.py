@@ -1,0 +1,154 @@
+"""What is written down of each request's way: for metrics, for charts, for whoever asks why.
+
+The balancer says what happens, once, and here it is noted wherever it counts.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from time import monotonic, time
+
+from balancer.exchange import Timing
+from balancer.history import History
+from balancer.incidents import Incidents, told
+from balancer.journal import Decider, Journal, Record, What
+from balancer.metrics import Metrics
+from balancer.terms import Terms
+from common.errors import ErrorCode, RequestError
+from common.ids import AgentId, RequestId
+from common.messages import Failed, Finished, Note, Noted
+
+log = logging.getLogger(__name__)
+
+CANCELLED = "cancelled"
+"""The outcome of a request whose client has gone."""
+
+NOTES = {
+    Note.ADMITTED: What.ADMITTED,
+    Note.WAITS_FOR_PREFIX: What.WAITS_FOR_PREFIX,
+    Note.WAITS_FOR_CELLS: What.WAITS_FOR_CELLS,
+    Note.PAUSED: What.PAUSED,
+}
+
+
+@dataclass(slots=True)
+class Records:
+    metrics: Metrics
+    journal: Journal = field(default_factory=Journal)
+    incidents: Incidents = field(default_factory=Incidents)
+    history: History = field(default_factory=History)
+    began: float = field(default_factory=time)
+    """Seconds since 1970."""
+
+    def arrived(self, request_id: RequestId, terms: Terms) -> Record:
+        return self.journal.begin(request_id, terms, now=monotonic())
+
+    def waits(self, record: Record, why: str) -> None:
+        """No slot is free for it."""
+        if record.dispatched is None:
+            record.why = why
+        record.decide(What.BUFFERED, why, by=Decider.DISPATCHER, now=monotonic())
+        log.info("request_id=%s waits: %s", record.request_id, why)
+
+    def dispatched(self, record: Record, agent_id: AgentId, name: str | None, why: str) -> None:
+        now = monotonic()
+        if record.dispatched is None:
+            record.dispatched = now
+            self.metrics.wait.observe(now - record.arrived)
+        record.agent_id, record.agent = agent_id, name
+        record.dispatches += 1
+        record.decide(What.DISPATCHED, why, by=Decider.DISPATCHER, now=now, agent=name)
+        log.info("request_id=%s agent_id=%s dispatched", record.request_id, agent_id)
+
+    def noted(self, record: Record, note: Noted) -> None:
+        """Its agent's scheduler says this of it."""
+        if note.note is Note.ADMITTED and record.cached_tokens is None:
+            record.prompt_tokens, record.cached_tokens = note.tokens, note.cached
+        what = NOTES[note.note]
+        now = monotonic()
+        record.decide(what, note.why, by=Decider.SCHEDULER, now=now, agent=record.agent)
+
+    def refused_by_agent(self, record: Record) -> None:
+        """It has no slot free, or must let go of what it began."""
+        has_begun = record.started is not None
+        self.metrics.requeued.labels("given_back" if has_begun else "busy").inc()
+        log.info("request_id=%s agent_id=%s refused", record.request_id, record.agent_id)
+        what = What.GIVEN_BACK if has_begun else What.REFUSED
+        self._put_back(record, what, Decider.SCHEDULER, "")
+
+    def agent_lost(self, record: Record, reason: str) -> None:
+        self._put_back(record, What.AGENT_LOST, Decider.BALANCER, reason)
+
+    def started(self, record: Record, *, with_token: bool) -> None:
+        """Its first event has come that is for the client."""
+        now = record.started = monotonic()
+        if with_token:
+            seconds = now - record.arrived
+            self.metrics.first_token.observe(seconds)
+            self.history.got_first_token(seconds)
+            by = Decider.SCHEDULER
+            record.decide(What.FIRST_TOKEN, by=by, now=now, agent=record.agent)
+
+    def got_token(self, record: Record) -> None:
+        record.tokens += 1
+        self.history.totals.tokens += 1
+        self.metrics.tokens.inc()
+
+    def over(self, record: Record, agent: str | None, event: Finished | Failed) -> Timing:
+        """Its client's last event. ``agent``: the name of the one that it comes from."""
+        match event:
+            case Finished(reason=reason, usage=usage):
+                message = None
+                outcome = str(reason)
+                record.prompt_tokens = usage.prompt_tokens
+                record.cached_tokens = usage.cached_prompt_tokens
+                totals = self.history.totals
+                totals.prompt_tokens += usage.prompt_tokens
+                totals.cached_tokens += usage.cached_prompt_tokens
+                self.metrics.prompt_tokens.inc(usage.prompt_tokens)
+                self.metrics.cached_prompt_tokens.inc(usage.cached_prompt_tokens)
+            case Failed(code=code):
+                message = told(code, event.message)
+                outcome = str(code)
+                self.history.totals.failures += 1
+                self.incident(code, message, request_id=event.request_id, agent=agent)
+                if record.started is None:
+                    self.metrics.refuse_request(code)
+        log.info("request_id=%s over: %s", record.request_id, outcome)
+        now = self._end(record, outcome, message)
+        return Timing(record.arrived, record.dispatched, record.started, now)
+
+    def cancelled(self, record: Record) -> None:
+        """Its client has gone."""
+        log.info("request_id=%s cancelled", record.request_id)
+        self._end(record, CANCELLED, None)
+
+    def refused(self, error: RequestError) -> None:
+        """At a border: what has not become a request."""
+        self.metrics.refuse(error)
+        self.incident(error.code, told(error.code, error.message))
+
+    def incident(
+        self,
+        code: ErrorCode,
+        message: str | None,
+        *,
+        request_id: RequestId | None = None,
+        agent: str | None = None,
+    ) -> None:
+        """``message``: see ``told``."""
+        self.incidents.add(code, message, at=time(), request_id=request_id, agent=agent)
+
+    def unix(self, moment: float) -> float:
+        """Of the clock of records, in seconds since 1970."""
+        return time() - (monotonic() - moment)
+
+    def _put_back(self, record: Record, what: What, by: Decider, why: str) -> None:
+        record.decide(what, why, by=by, now=monotonic(), agent=record.agent)
+        record.agent_id = None
+
+    def _end(self, record: Record, outcome: str, message: str | None) -> float:
+        now = monotonic()
+        self.history.totals.requests += 1
+        self.metrics.requests.labels(outcome).inc()
+        self.journal.end(record, outcome, now=now, message=message)
+        return now
