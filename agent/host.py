@@ -16,7 +16,7 @@ from typing import Any, Protocol, assert_never
 
 from agent.engine import Engine
 from agent.loop import DecodeLoop, LoopSettings
-from agent.model_files import ModelFileError, describe
+from agent.model_files import ModelFileError
 from agent.prompt import Preparer
 from agent.swap import (
     Effect,
@@ -48,6 +48,7 @@ from common.models import (
     UrlModel,
     names,
 )
+from common.references import describe
 
 log = logging.getLogger(__name__)
 

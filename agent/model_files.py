@@ -40,6 +40,7 @@ from agent.download import (
 from agent.hugging_face import HuggingFace
 from common.errors import HeadraceError, ModelError
 from common.models import AgentIssue, Download, HuggingFaceModel, IssueKind, LocalModel, UrlModel
+from common.references import describe
 
 log = logging.getLogger(__name__)
 
@@ -318,28 +319,3 @@ def default_cache(environment: Mapping[str, str]) -> Path:
         return Path(shared) / "headrace"
     home = environment.get("HOME")
     return (Path(home) if home else Path.home()) / ".cache" / "headrace"
-
-
-def describe(reference: LocalModel | HuggingFaceModel | UrlModel) -> str:
-    """As an operator would write it, without what could be a secret."""
-    match reference:
-        case LocalModel(path):
-            return path
-        case HuggingFaceModel(repo_id, filename, revision):
-            return f"https://huggingface.co/{repo_id}/blob/{revision}/{filename}"
-        case UrlModel(url):
-            return _without_secrets(url)
-        case _:
-            assert_never(reference)
-
-
-def _without_secrets(text: str) -> str:
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL:
-        # Nobody knows what its parts are: all that could be a password or a query goes.
-        return re.split("[?#]", text.rpartition("@")[2])[0]
-    if not url.host:
-        return re.split("[?#]", text.rpartition("@")[2])[0]
-    path = url.raw_path.decode("ascii").partition("?")[0]
-    return f"{url.scheme}://{url.netloc.decode('ascii')}{path}"

@@ -19,6 +19,7 @@ from balancer.exchange import Changes, Exchange, Told
 from balancer.fleet_beats import FleetView, SeenAgent
 from balancer.fleet_demand import FleetDemand
 from balancer.fleets import Fleet
+from balancer.history import INTERVAL, Load
 from balancer.journal import Record, State
 from balancer.limits import MOST_CONSULTATIONS, Limit, LimitError, Limits, Tally
 from balancer.metrics import AgentGauges, Gauges, LimitGauge, Metrics
@@ -37,6 +38,7 @@ from common.messages import (
     Detokenized,
     DocumentFailed,
     DocumentTooLong,
+    Drain,
     Embedded,
     Event,
     Failed,
@@ -49,6 +51,7 @@ from common.messages import (
     TokenGenerated,
     Tokenized,
     ToolCallsEnded,
+    Undrain,
     encode,
 )
 from common.models import names
@@ -94,6 +97,7 @@ class AgentView:
     status: Status
     slots_bound: int
     description: Described
+    fleet: str | None
 
 
 @dataclass(slots=True)
@@ -123,6 +127,11 @@ def _seen(agent: LinkedAgent) -> SeenAgent:
         processing=status.slots_processing,
         problem="; ".join(f"{issue.kind}: {issue.detail}" for issue in status.issues) or None,
     )
+
+
+def _is_open(status: Status) -> bool:
+    """Does it serve, as far as operators let it?"""
+    return status.slots_total > 0 and not status.held
 
 
 def _told(stored: StoredState) -> tuple[object, ...]:
@@ -180,6 +189,7 @@ class Balancer:
         self.mode_changes = Changes()
         """Of whether tokens are generated at all."""
         self._loop.call_later(LOOK_INTERVAL, self._look)
+        self._loop.call_later(INTERVAL, self._sample)
 
     # What clients do
 
@@ -316,9 +326,9 @@ class Balancer:
         agent = self._agents[agent_id]
         agent.watch.heard()
         if status.version > agent.status.version:
-            served, agent.status = agent.status.slots_total > 0, status
+            before, agent.status = agent.status, status
             self._report(agent_id, status)
-            if served != (status.slots_total > 0):
+            if _is_open(before) != _is_open(status):
                 self._expect()
 
     def described(self, agent_id: AgentId, description: Described) -> None:
@@ -391,6 +401,20 @@ class Balancer:
         if not self.closed.is_set():
             self._loop.call_later(LOOK_INTERVAL, self._look)
 
+    def _sample(self) -> None:
+        """For the charts of the last minutes."""
+        agents = self.agents
+        load = Load(
+            buffered=self.buffered,
+            running=self.running,
+            slots=sum(agent.status.slots_total for agent in agents),
+            slots_busy=sum(max(a.status.slots_processing, a.slots_bound) for a in agents),
+            agents=len(agents),
+        )
+        self.records.sample(load)
+        if not self.closed.is_set():
+            self._loop.call_later(INTERVAL, self._sample)
+
     # What the operator wants
 
     def want(self, stored: StoredState) -> None:
@@ -456,7 +480,7 @@ class Balancer:
         return self._demand.silence(now=self._loop.time())
 
     def _expect(self) -> None:
-        served = {agent.fleet for agent in self._agents.values() if agent.status.slots_total > 0}
+        served = {agent.fleet for agent in self._agents.values() if _is_open(agent.status)}
         self._dispatcher.expect(self._demand.expected(served), now=self._loop.time())
         self._arm()
 
@@ -464,6 +488,30 @@ class Balancer:
     def halted_by(self) -> AgentId | None:
         """The agent whose loss has halted the change of models; None: it is not halted."""
         return self._rollout.halted_by
+
+    # What the operator does
+
+    def drain_agent(self, agent_id: AgentId) -> None:
+        """It finishes what runs, takes nothing new, and stays. Raises ``RequestError``."""
+        self._known(agent_id).send(encode(Drain()))
+
+    def undrain_agent(self, agent_id: AgentId) -> None:
+        """Raises ``RequestError``."""
+        self._known(agent_id).send(encode(Undrain()))
+
+    def end_request(self, request_id: RequestId) -> None:
+        """Its client is told that an operator wants that. Raises ``RequestError``."""
+        message = "an operator has cancelled the request"
+        if not self._fail(request_id, ErrorCode.CANCELLED_BY_OPERATOR, message):
+            raise RequestError(
+                ErrorCode.REQUEST_NOT_FOUND, "there is no such request, or it is over"
+            )
+
+    def _known(self, agent_id: AgentId) -> LinkedAgent:
+        agent = self._agents.get(agent_id)
+        if agent is None:
+            raise RequestError(ErrorCode.AGENT_NOT_FOUND, "there is no such agent")
+        return agent
 
     # What observers see
 
@@ -477,6 +525,7 @@ class Balancer:
                 agent.status,
                 self._dispatcher.bound(agent.agent_id),
                 agent.description,
+                agent.fleet,
             )
             for agent in self._agents.values()
         ]
@@ -484,6 +533,24 @@ class Balancer:
     @property
     def buffered(self) -> int:
         return self._dispatcher.buffered
+
+    @property
+    def buffer_capacity(self) -> int:
+        return self._buffer_capacity
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._dispatcher.buffered_bytes
+
+    @property
+    def running(self) -> int:
+        """Requests that agents have, and whose clients wait for them."""
+        return len(self._requests) - self._dispatcher.buffered
+
+    @property
+    def abandoned(self) -> int:
+        """Requests that agents have yet, and for which nobody waits any longer."""
+        return len(self._abandoned)
 
     async def drain(self) -> None:
         """Take nothing new, tell those that wait for a slot that this balancer ends, and return when all
@@ -624,13 +691,16 @@ class Balancer:
 
     def _give_up(self, request_id: RequestId) -> None:
         """Its own deadline has come."""
+        self._fail(request_id, ErrorCode.DEADLINE_EXCEEDED, "the request's deadline has passed")
+
+    def _fail(self, request_id: RequestId, code: ErrorCode, message: str) -> bool:
+        """Tell its client, and free its slot; False: it is over already."""
         request = self._requests.pop(request_id, None)
-        if request is not None:
-            late = Failed(
-                request_id, ErrorCode.DEADLINE_EXCEEDED, "the request's deadline has passed"
-            )
-            self._end(request, None, late)
-            self._carry_out(self._dispatcher.cancel(request_id))
+        if request is None:
+            return False
+        self._end(request, request.record.agent, Failed(request_id, code, message))
+        self._carry_out(self._dispatcher.cancel(request_id))
+        return True
 
     def _refuse_because_closed(self, request_id: RequestId) -> None:
         self._end(

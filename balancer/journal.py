@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from balancer.terms import Priority, Route, Terms
+from balancer.terms import Terms
 from common.ids import AgentId, RequestId
 
 MOST_OVER = 256
@@ -71,6 +71,8 @@ class Record:
     request_id: RequestId
     terms: Terms
     arrived: float
+    arrived_at: float
+    """The same in seconds since 1970."""
     dispatched: float | None = None
     """For the first time."""
     started: float | None = None
@@ -92,18 +94,6 @@ class Record:
     """What an operator is told of its failure."""
     _first: list[Decision] = field(default_factory=list[Decision])
     _latest: deque[Decision] = field(default_factory=lambda: deque[Decision](maxlen=MOST_DECISIONS))
-
-    @property
-    def route(self) -> Route:
-        return self.terms.route
-
-    @property
-    def model(self) -> str | None:
-        return self.terms.model
-
-    @property
-    def priority(self) -> Priority:
-        return self.terms.priority
 
     @property
     def state(self) -> State:
@@ -143,8 +133,9 @@ class Journal:
         self._unserved: OrderedDict[RequestId, Record] = OrderedDict()
         """Apart, so that many that are refused do not push out those that ran."""
 
-    def begin(self, request_id: RequestId, terms: Terms, *, now: float) -> Record:
-        record = self._open[request_id] = Record(request_id, terms, arrived=now)
+    def begin(self, request_id: RequestId, terms: Terms, *, now: float, at: float) -> Record:
+        """``at``: the same moment, in seconds since 1970."""
+        record = self._open[request_id] = Record(request_id, terms, arrived=now, arrived_at=at)
         record.decide(What.ARRIVED, f"by {terms.route}", by=Decider.BALANCER, now=now)
         return record
 

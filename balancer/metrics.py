@@ -55,6 +55,7 @@ REFUSALS = tuple(
     not in {
         ErrorCode.AGENT_LOST,
         ErrorCode.BUFFER_TIMEOUT,
+        ErrorCode.CANCELLED_BY_OPERATOR,
         ErrorCode.DEADLINE_EXCEEDED,
         ErrorCode.DECODE_FAILED,
         ErrorCode.GRAMMAR_REJECTED,

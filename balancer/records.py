@@ -4,11 +4,12 @@ The balancer says what happens, once, and here it is noted wherever it counts.
 """
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
 from time import monotonic, time
 
 from balancer.exchange import Timing
-from balancer.history import History
+from balancer.history import History, Load
 from balancer.incidents import Incidents, told
 from balancer.journal import Decider, Journal, Record, What
 from balancer.metrics import Metrics
@@ -36,11 +37,13 @@ class Records:
     journal: Journal = field(default_factory=Journal)
     incidents: Incidents = field(default_factory=Incidents)
     history: History = field(default_factory=History)
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    """How many requests are over, by how they ended."""
     began: float = field(default_factory=time)
     """Seconds since 1970."""
 
     def arrived(self, request_id: RequestId, terms: Terms) -> Record:
-        return self.journal.begin(request_id, terms, now=monotonic())
+        return self.journal.begin(request_id, terms, now=monotonic(), at=time())
 
     def waits(self, record: Record, why: str) -> None:
         """No slot is free for it."""
@@ -127,6 +130,9 @@ class Records:
         self.metrics.refuse(error)
         self.incident(error.code, told(error.code, error.message))
 
+    def sample(self, load: Load) -> None:
+        self.history.sample(load, at=time())
+
     def incident(
         self,
         code: ErrorCode,
@@ -138,10 +144,6 @@ class Records:
         """``message``: see ``told``."""
         self.incidents.add(code, message, at=time(), request_id=request_id, agent=agent)
 
-    def unix(self, moment: float) -> float:
-        """Of the clock of records, in seconds since 1970."""
-        return time() - (monotonic() - moment)
-
     def _put_back(self, record: Record, what: What, by: Decider, why: str) -> None:
         record.decide(what, why, by=by, now=monotonic(), agent=record.agent)
         record.agent_id = None
@@ -149,6 +151,7 @@ class Records:
     def _end(self, record: Record, outcome: str, message: str | None) -> float:
         now = monotonic()
         self.history.totals.requests += 1
+        self.outcomes[outcome] += 1
         self.metrics.requests.labels(outcome).inc()
         self.journal.end(record, outcome, now=now, message=message)
         return now

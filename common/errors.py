@@ -23,6 +23,7 @@ class ErrorCode(enum.StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     AGENT_NOT_FOUND = "agent_not_found"
     FLEET_NOT_FOUND = "fleet_not_found"
+    REQUEST_NOT_FOUND = "request_not_found"
     CHAT_TEMPLATE_ERROR = "chat_template_error"
     MULTIMODAL_NOT_SUPPORTED = "multimodal_not_supported"
     IMAGE_DECODING_FAILED = "image_decoding_failed"
@@ -42,6 +43,7 @@ class ErrorCode(enum.StrEnum):
     BUFFER_FULL = "buffer_full"
     BUFFER_TIMEOUT = "buffer_timeout"
     DEADLINE_EXCEEDED = "deadline_exceeded"
+    CANCELLED_BY_OPERATOR = "cancelled_by_operator"
     NO_AGENTS = "no_agents"
     DECODE_FAILED = "decode_failed"
     INTERNAL_ERROR = "internal_error"
@@ -62,6 +64,7 @@ STATUS = {
     ErrorCode.MODEL_NOT_FOUND: 404,
     ErrorCode.AGENT_NOT_FOUND: 404,
     ErrorCode.FLEET_NOT_FOUND: 404,
+    ErrorCode.REQUEST_NOT_FOUND: 404,
     ErrorCode.CHAT_TEMPLATE_ERROR: 400,
     ErrorCode.MULTIMODAL_NOT_SUPPORTED: 400,
     ErrorCode.IMAGE_DECODING_FAILED: 400,
@@ -80,6 +83,7 @@ STATUS = {
     ErrorCode.BUFFER_FULL: 503,
     ErrorCode.BUFFER_TIMEOUT: 504,
     ErrorCode.DEADLINE_EXCEEDED: 504,
+    ErrorCode.CANCELLED_BY_OPERATOR: 410,
     ErrorCode.NO_AGENTS: 503,
     ErrorCode.DECODE_FAILED: 500,
     ErrorCode.INTERNAL_ERROR: 500,

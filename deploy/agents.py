@@ -10,7 +10,7 @@ from agent.echo import EchoEngine
 from agent.engine import Chunk, Decoded, Engine
 from agent.link import Credentials
 from agent.loop import LoopSettings
-from agent.model_files import ModelFiles, default_cache, describe
+from agent.model_files import ModelFiles, default_cache
 from agent.service import Agent
 from agent.swap import ModelSwap, Setup
 from balancer.keys import Role
@@ -23,6 +23,7 @@ from common.models import (
     LocalModel,
     UrlModel,
 )
+from common.references import describe
 from deploy.access import own_key
 from deploy.attempts import Attempts
 from deploy.machine import default_threads, process_age, usable_cores

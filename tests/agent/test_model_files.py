@@ -19,12 +19,11 @@ from agent.model_files import (
     ModelFileStopped,
     check_model,
     default_cache,
-    describe,
     part_names,
     safe_filename,
 )
 from common.errors import ModelError
-from common.models import AgentIssue, Download, HuggingFaceModel, IssueKind, LocalModel, UrlModel
+from common.models import AgentIssue, Download, IssueKind, LocalModel, UrlModel
 
 MODEL = b"GGUF" + bytes(range(256)) * 2000
 OTHER = b"GGUF" + bytes(reversed(range(256))) * 2000
@@ -450,24 +449,3 @@ def test_which_files_a_model_is_in(name: str, names: list[str]) -> None:
 )
 def test_where_files_are_kept(environment: dict[str, str], path: str) -> None:
     assert default_cache(environment) == Path(path)
-
-
-@pytest.mark.parametrize(
-    ("reference", "text"),
-    [
-        (LocalModel("/models/m.gguf"), "/models/m.gguf"),
-        (
-            HuggingFaceModel("some/model", "sub/m.gguf", "main"),
-            "https://huggingface.co/some/model/blob/main/sub/m.gguf",
-        ),
-        (UrlModel("https://u:p@host:81/a/m.gguf?key=1#x"), "https://host:81/a/m.gguf"),
-        (UrlModel("https://user@host/m%20n.gguf"), "https://host/m%20n.gguf"),
-        (UrlModel("http://u:p?x@host:port/m.gguf?key=1"), "host:port/m.gguf"),
-        (UrlModel("m.gguf?key=1"), "m.gguf"),
-        (UrlModel("u:p@/m.gguf?key=1"), "/m.gguf"),
-    ],
-)
-def test_how_references_are_shown(
-    reference: LocalModel | HuggingFaceModel | UrlModel, text: str
-) -> None:
-    assert describe(reference) == text

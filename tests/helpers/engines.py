@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 
 from agent.echo import ByteVocabulary, EchoEngine
 from agent.engine import Chunk, Decoded, Engine, ImageRun, MixedPrompt, Picture
-from agent.model_files import describe
 from agent.swap import Setup
 from common.errors import DecodeError
 from common.ids import TokenId
 from common.models import Download, HuggingFaceModel, LocalModel, UrlModel
+from common.references import describe
 
 
 class HeldEngine(EchoEngine):

@@ -1,0 +1,190 @@
+"""All that operators see, as JSON texts by section and key: see ``board``.
+
+Agents by id, fleets by name, requests by id, errors and samples of the last minutes by number, and
+the balancer itself.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from balancer.agent_states import state_of
+from balancer.balancer import AgentView, Balancer
+from balancer.board import State
+from balancer.history import Sample
+from balancer.incidents import Incident
+from balancer.journal import Decision, Record
+from common.models import NoModel
+from common.references import describe
+
+MOST_OPEN = 200
+"""Requests that are shown of those that wait or run, the latest ones."""
+
+MOST_OVER = 100
+
+Told = dict[str, Any]
+
+
+class Overview:
+    def __init__(
+        self, balancer: Balancer, fleets: Callable[[], Mapping[str, Told]], *, version: str
+    ) -> None:
+        """``fleets``: as their own route tells them."""
+        self._balancer = balancer
+        self._fleets = fleets
+        self._version = version
+
+    def state(self) -> State:
+        records = self._balancer.records
+        requests = self.requests(open_ones=MOST_OPEN, over=MOST_OVER)
+        return {
+            "agents": {a.agent_id: _json(self._agent(a)) for a in self._balancer.agents},
+            "fleets": {name: _json(told) for name, told in self._fleets().items()},
+            "requests": {each["id"]: _json(each) for each in requests},
+            "errors": {
+                str(number): _json(_incident(incident))
+                for number, incident in records.incidents.numbered.items()
+            },
+            "history": {
+                str(sample.number): _json(_sample(sample)) for sample in records.history.samples
+            },
+            "balancer": {name: _json(told) for name, told in self._own().items()},
+        }
+
+    def requests(self, *, open_ones: int, over: int) -> list[Told]:
+        """So many of each kind at most, newest first."""
+        journal = self._balancer.records.journal
+        newest = [*islice(reversed(journal.over), over)]
+        waiting_or_running = [*islice(reversed([*journal.open]), open_ones)]
+        return [self._request(record) for record in (*waiting_or_running, *newest)]
+
+    def request(self, name: str) -> Told | None:
+        """With all that was decided about it. None: nobody knows it, or not any more."""
+        record = self._balancer.records.journal.find(name)
+        if record is None:
+            return None
+        return {**self._request(record), "decisions": [*map(_decision, record.decisions)]}
+
+    def _agent(self, agent: AgentView) -> Told:
+        status = agent.status
+        return {
+            "id": agent.agent_id,
+            "name": agent.name,
+            "labels": agent.labels,
+            "fleet": agent.fleet,
+            "state": state_of(status),
+            "held": status.held,
+            "slots": status.slots_total,
+            # The agent's report may be a moment older than what has just been bound to it.
+            "slots_busy": max(status.slots_processing, agent.slots_bound),
+            "slots_desired": status.slots_desired,
+            "model": min(status.model_names, key=len, default=None),
+            "model_path": status.model_path,
+            "uses_chat_template_override": status.uses_chat_template_override,
+            "output_format": status.output_format,
+            "application": status.application,
+            "download": status.download,
+            "issues": [
+                {"kind": each.kind, "model_path": each.model_path, "detail": each.detail}
+                for each in status.issues
+            ],
+            "phase": status.phase,
+            "phases": {phase: round(seconds, 3) for phase, seconds in status.phases.items()},
+            "figures": status.figures,
+            "step_age": status.step_age,
+            "halts_rollout": self._balancer.halted_by == agent.agent_id,
+        }
+
+    def _request(self, record: Record) -> Told:
+        def since_arrival(moment: float | None) -> float | None:
+            return None if moment is None else round(moment - record.arrived, 4)
+
+        return {
+            "id": record.request_id,
+            "route": record.terms.route,
+            "model": record.terms.model,
+            "priority": record.terms.priority,
+            "state": record.state,
+            "arrived": record.arrived_at,
+            "waited": since_arrival(record.dispatched),
+            "why": record.why,
+            "agent": record.agent,
+            "agent_id": record.agent_id,
+            "prompt_tokens": record.prompt_tokens,
+            "cached_tokens": record.cached_tokens,
+            "tokens": record.tokens,
+            "first_token": since_arrival(record.started if record.tokens else None),
+            "ended": since_arrival(record.ended),
+            "outcome": record.outcome,
+            "message": record.message,
+            "moves": record.moves,
+        }
+
+    def _own(self) -> Mapping[str, Told]:
+        balancer = self._balancer
+        records = balancer.records
+        wanted = balancer.desired_state.model_reference
+        return {
+            "buffer": {
+                "waiting": balancer.buffered,
+                "capacity": balancer.buffer_capacity,
+                "bytes": balancer.buffered_bytes,
+            },
+            "requests": {
+                "waiting": balancer.buffered,
+                "running": balancer.running,
+                "cancelling": balancer.abandoned,
+                "over": records.outcomes,
+            },
+            "model": {
+                "wish_number": balancer.stored.wish_number,
+                "desired": None if isinstance(wanted, NoModel) else describe(wanted),
+                "models": balancer.models,
+            },
+            "about": {
+                "version": self._version,
+                "started": records.began,
+                "accepts": balancer.accepts,
+                "supervisor_silent_for": _whole(balancer.unsupervised_for),
+            },
+        }
+
+
+def _decision(decision: Decision) -> Told:
+    return {
+        "at": round(decision.at, 4),
+        "by": decision.by,
+        "agent": decision.agent,
+        "what": decision.what,
+        "why": decision.why,
+    }
+
+
+def _incident(incident: Incident) -> Told:
+    return {
+        "at": incident.at,
+        "code": incident.code,
+        "message": incident.message,
+        "count": incident.count,
+        "request_id": incident.request_id,
+        "agent": incident.agent,
+    }
+
+
+def _sample(sample: Sample) -> Told:
+    return {
+        "at": sample.at,
+        **asdict(sample.totals),
+        **asdict(sample.load),
+        "first_token": sample.first_token,
+    }
+
+
+def _whole(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds)
+
+
+_json = msgspec.json.encode
