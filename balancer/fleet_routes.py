@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from balancer.audit import audit
 from balancer.balancer import Balancer
 from balancer.fleets import MOST_FLEETS, Fleet, FleetName
 from balancer.http import json_answer, read_body
@@ -64,6 +65,7 @@ class FleetRoutes:
             return stored.model_copy(update={"fleets": fleets})
 
         await self._wishes.put(fleet_part(name), change)
+        audit(request, "put_fleet", fleet=name, min=fleet.min, max=fleet.max)
         return Response(status_code=204)
 
     async def delete(self, request: Request) -> Response:
@@ -76,6 +78,7 @@ class FleetRoutes:
             return stored.model_copy(update={"fleets": fleets})
 
         await self._wishes.put(fleet_part(name), change)
+        audit(request, "delete_fleet", fleet=name)
         return Response(status_code=204)
 
     def _all(self) -> dict[str, Any]:

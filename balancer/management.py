@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from balancer.audit import audit
 from balancer.balancer import AgentView, Balancer
 from balancer.desired_state import AgentOverrides, BalancerDesiredState
 from balancer.http import ClosingStream, read_body
@@ -23,7 +24,7 @@ from balancer.stored_state import AGENT_OVERRIDES, DESIRED_STATE
 from balancer.wishes import Wishes
 from common.errors import ErrorCode, RequestError
 from common.ids import AgentId
-from common.models import AgentIssue, IssueKind
+from common.models import AgentIssue, IssueKind, names
 
 KEEP_ALIVE = 3.0
 """Seconds between comments on an idle stream; the published client gives up after 5."""
@@ -84,7 +85,12 @@ class Management:
 
     async def put_desired_state(self, request: Request) -> Response:
         state = parse(BalancerDesiredState, await read_body(request))
-        return await self._put(DESIRED_STATE, state)
+        answer = await self._put(DESIRED_STATE, state)
+        name = min(
+            names(state.model_reference), key=len, default=None
+        )  # an address may have a secret
+        audit(request, "put_desired_state", model=name)
+        return answer
 
     async def applicable_state(self, _request: Request) -> Response:
         return _model(self._balancer.desired_state.applicable)
@@ -94,7 +100,9 @@ class Management:
 
     async def put_agent_overrides(self, request: Request) -> Response:
         overrides = parse(AgentOverrides, await read_body(request))
-        return await self._put(AGENT_OVERRIDES, overrides)
+        answer = await self._put(AGENT_OVERRIDES, overrides)
+        audit(request, "put_agent_overrides", overrides=len(overrides.overrides))
+        return answer
 
     async def _put(self, part: str, value: BalancerDesiredState | AgentOverrides) -> Response:
         """Raises ``StateError``."""
