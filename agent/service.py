@@ -24,6 +24,7 @@ from agent.phases import Phases
 from agent.prompt import Preparer
 from agent.swap import ModelSwap
 from common.errors import ErrorCode, RequestError
+from common.faults import fault
 from common.ids import AgentId, RequestId
 from common.messages import (
     PROTOCOL,
@@ -240,8 +241,10 @@ class Agent:
                     or asker is not None  # what goes by this name is another's
                     or not self._admission.admit(request_id, link)
                 ):
+                    log.info("request_id=%s refused: no slot is free for it", request_id)
                     link.send(Step((Busy(request_id),)))
                     return
+                log.info("request_id=%s taken on", request_id)
                 self._idle.clear()
                 self._askers[request_id] = link
                 self._status_changed()
@@ -346,6 +349,8 @@ class Agent:
             phase = Phase.DRAINING
         else:
             phase = self._host.phase if self._has_joined else Phase.PROCESS
+        if phase is not self._phases.phase:
+            log.info("phase=%s has begun", phase)
         self._phases.enter(phase, now=monotonic())
 
     async def _look_and_report(self) -> None:
@@ -400,8 +405,8 @@ class Agent:
             self._tell([future.result()])
         except RequestError as error:
             self._tell([Failed(request_id, error.code, error.message)])
-        except Exception:
-            log.exception("request_id=%s: a fault in its tokens", request_id)
+        except Exception as error:
+            log.error("request_id=%s fault=%s in its tokens", request_id, fault(error))  # noqa: TRY400
             message = "the tokens could not be computed"
             self._tell([Failed(request_id, ErrorCode.INTERNAL_ERROR, message)])
 
@@ -415,9 +420,9 @@ class Agent:
             prepared = future.result()
         except RequestError as error:
             self._tell([Failed(request_id, error.code, error.message, error.figures)])
-        except Exception:
+        except Exception as error:
             # A fault of ours, but a fault with this one request: the others go on.
-            log.exception("request_id=%s could not be prepared", request_id)
+            log.error("request_id=%s fault=%s in its prompt", request_id, fault(error))  # noqa: TRY400
             message = "the prompt could not be prepared"
             self._tell([Failed(request_id, ErrorCode.INTERNAL_ERROR, message)])
         else:
@@ -442,6 +447,7 @@ class Agent:
                 told.setdefault(asker, []).append(self._as_given_back(event))
         over = [event.request_id for event in events if isinstance(event, LastEvent)]
         for request_id in over:
+            log.info("request_id=%s over, its slot is free", request_id)
             offer = self._admission.release(request_id)
             asker = self._askers.pop(request_id, None)
             self._given_back.discard(request_id)

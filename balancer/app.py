@@ -4,6 +4,7 @@ A plain Starlette factory that knows nothing of Ray: tests run it under uvicorn.
 thin translation between a protocol and the balancer's methods.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial, wraps
 
@@ -28,6 +29,9 @@ from balancer.openai_responses import RESPONSES_PARAMETERS
 from balancer.state_store import StateError
 from balancer.wishes import Wishes
 from common.errors import ErrorCode, RequestError
+from common.faults import fault
+
+log = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -169,5 +173,8 @@ def _plain_errors(endpoint: Endpoint, refused: Refused) -> Endpoint:
             return PlainTextResponse(f"{error}\n", status_code=500)
         except ClientDisconnect:
             return Response(status_code=400)  # it left while it was sending; nobody reads this
+        except Exception as error:  # its text may quote a prompt, and Serve would log it
+            log.error("fault=%s in %s", fault(error), request.url.path)  # noqa: TRY400
+            return PlainTextResponse("a fault of this server\n", status_code=500)
 
     return wrapped

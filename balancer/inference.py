@@ -223,7 +223,7 @@ class _Session:
             except MessageError as error:
                 self._balancer.metrics.refuse(error)
                 if error.request_id is None:
-                    log.info("a websocket message was ignored: %s", error)
+                    log.info("a websocket message was ignored: %s", error.code)
                     continue
                 teller = Teller(error.request_id, self._dialect)
                 await self._send(teller.failure(None, error.code, error.message))

@@ -42,6 +42,7 @@ from balancer.openai_tokens import TokensToText, detokenized, parse_text, tokeni
 from balancer.server_events import data, named
 from balancer.terms import Route, Terms
 from common.errors import ErrorCode, RequestError
+from common.faults import fault
 from common.ids import RequestId
 from common.messages import (
     L2,
@@ -424,10 +425,11 @@ def openai_errors(
             return _refused(request, error, parameters)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads this
-        except Exception:
-            log.exception("a fault in %s", request.url.path)
-            fault = RequestError(ErrorCode.INTERNAL_ERROR, "a fault of this server")
-            return _refused(request, fault, parameters)
+        except Exception as error:
+            request_id = getattr(request.state, "request_id", None)
+            log.error("request_id=%s fault=%s in %s", request_id, fault(error), request.url.path)  # noqa: TRY400
+            told = RequestError(ErrorCode.INTERNAL_ERROR, "a fault of this server")
+            return _refused(request, told, parameters)
 
     return wrapped
 

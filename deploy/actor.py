@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import ray
 
 from deploy.keeper import Keeper
-from deploy.machine import LOG_FORMAT
+from deploy.logs import set_up
 from deploy.settings import AgentSettings, to_line
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def node_of(identity: Identity) -> str:
 class AgentActor:
     def __init__(self, settings: AgentSettings, generation: str = "") -> None:
         """``generation``: of one of a fleet."""
-        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+        set_up(settings.log_format)
         self._identity = Identity(
             settings.fleet or "", generation, ray.get_runtime_context().get_node_id()
         )

@@ -19,9 +19,11 @@ import msgspec
 
 from agent.service import Agent, StalledError
 from common.errors import HeadraceError
+from common.faults import fault
 from deploy.agents import make_agent
 from deploy.keeping import Beat, Command, Dial, Drain, Over, Report, Stop
-from deploy.machine import LOG_FORMAT, stop_signals
+from deploy.logs import set_up
+from deploy.machine import stop_signals
 from deploy.settings import AgentSettings, from_line
 
 log = logging.getLogger("deploy.agent_process")  # also where this is the main module
@@ -59,7 +61,7 @@ def main(make: Callable[[AgentSettings], Agent] = make_agent) -> NoReturn:
     number, keeper_id = map(int, sys.argv[1:])
     _die_with(keeper_id)
     settings = from_line(sys.stdin.buffer.readline())
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    set_up(settings.log_format)
     asyncio.run(_live(settings, make, Pipe(number)))
     raise AssertionError("it ends inside")
 
@@ -106,8 +108,8 @@ async def _live(
     except StalledError as error:
         pipe.tell(Over(str(error), is_final=False))
     except Exception as error:
-        log.exception("the agent broke down")
-        pipe.tell(Over(repr(error)[:MOST_CHARACTERS], is_final=False))
+        log.error("fault=%s the agent broke down", fault(error))  # noqa: TRY400
+        pipe.tell(Over(fault(error)[:MOST_CHARACTERS], is_final=False))
     finally:
         beating.cancel()
         logging.shutdown()

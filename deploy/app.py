@@ -29,7 +29,8 @@ from balancer.wishes import Wishes
 from deploy.access import check_reach, open_keys
 from deploy.beats import Beats
 from deploy.flow import HeldBack
-from deploy.machine import LOG_FORMAT, address, resolve
+from deploy.logs import set_up
+from deploy.machine import address, resolve
 from deploy.model import parse_model
 from deploy.settings import NODE, BalancerSettings, SupervisorSettings
 from deploy.tls import own_certificate, server_context
@@ -64,7 +65,7 @@ AT_ONCE = 10_000
 class BalancerReplica:
     async def __init__(self, settings: BalancerSettings, declared: int) -> None:
         """``declared``: when the settings were, in milliseconds since 1970."""
-        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+        set_up(settings.log_format)
         self._has_been_asked = False
         host = agent_host(settings.agent_host)
         self._keys = open_keys(settings.keys, os.environ)
@@ -141,6 +142,7 @@ def supervisor_settings(settings: BalancerSettings, keys: Keys) -> SupervisorSet
         if settings.keys is None or Role.AGENT in keys.missing
         else str(settings.keys),
         tls_pin_text=None if settings.tls_cert is None else own_certificate(settings.tls_cert),
+        log_format=settings.log_format,
     )
 
 

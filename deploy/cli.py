@@ -31,6 +31,7 @@ from deploy.bench_report import (
     poisson,
 )
 from deploy.keeper import become_keeper
+from deploy.logs import LogFormat
 from deploy.machine import address
 from deploy.model import default_model
 from deploy.options import (
@@ -51,6 +52,7 @@ from deploy.options import (
     KeyType,
     Labels,
     Layout,
+    Logs,
     LongestGap,
     MainGpu,
     ManagementKeyFile,
@@ -183,6 +185,7 @@ def up(
         bool,
         typer.Option("--insecure", help="Allow a --host that others can reach without keys."),
     ] = False,
+    log_format: Logs = LogFormat.PLAIN,
 ) -> None:
     """Start everything on this machine: Ray, the balancer and agents."""
     if port == agent_port:
@@ -225,6 +228,7 @@ def up(
             longest_gap=longest_gap,
             engine=engine,
             tls_pin=tls_cert,
+            log_format=log_format,
         )
         for name in names
     ]
@@ -249,6 +253,7 @@ def up(
         insecure=insecure,
         tls_cert=None if tls_cert is None else tls_cert.absolute(),
         tls_key=None if tls_key is None else tls_key.absolute(),
+        log_format=log_format,
     )
 
     def work(folder: str) -> int:
@@ -316,6 +321,7 @@ def agent(
     engine: Engine = EngineKind.LLAMA,
     key_file: AgentKeyFile = None,
     tls_ca: TlsAuthorities = None,
+    log_format: Logs = LogFormat.PLAIN,
 ) -> None:
     """Join a balancer with an agent, without Ray. Ctrl-C drains it."""
     balancers = balancer or [OWN_BALANCER]
@@ -347,6 +353,7 @@ def agent(
         engine=engine,
         key_file=key_file,
         tls_ca=tls_ca,
+        log_format=log_format,
     )
     become_keeper(to_line(settings), drain_timeout=drain_timeout)
 

@@ -19,7 +19,8 @@ import msgspec
 
 from common.errors import HeadraceError
 from deploy.keeping import Beat, Command, Dial, Drain, Over, Report, Restarts, Silence, Stop
-from deploy.machine import LOG_FORMAT, stop_signals
+from deploy.logs import LogFormat, set_up
+from deploy.machine import stop_signals
 
 AGENT = "deploy.agent_process"
 KEEPER = "deploy.keeper"
@@ -36,6 +37,12 @@ TICK = 1.0
 
 
 _reports: "msgspec.json.Decoder[Report]" = msgspec.json.Decoder(Report)
+
+
+class _OfLog(msgspec.Struct):
+    """What concerns the keeper of its agent's settings."""
+
+    log_format: LogFormat = LogFormat.PLAIN
 
 
 class AgentError(HeadraceError):
@@ -271,9 +278,9 @@ def become_keeper(settings: bytes, *, drain_timeout: float) -> NoReturn:
 
 def main() -> None:
     """The arguments are those of ``become_keeper``."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    settings, drain_timeout = sys.argv[1:]
+    set_up(msgspec.json.decode(settings, type=_OfLog).log_format)
     try:
-        settings, drain_timeout = sys.argv[1:]
         asyncio.run(keep(settings.encode(), _say, drain_timeout=float(drain_timeout)))
     except HeadraceError as error:
         sys.exit(f"headrace: {error}")

@@ -23,9 +23,6 @@ class AddressError(HeadraceError):
     """What is to be listened on is no address; the text says which, and why."""
 
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
-
-
 def usable_cores() -> int:
     """The cores that this process may use, as far as affinity and container limits tell."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -64,6 +64,7 @@ def agent_settings(
         longest_gap=engine.longest_gap,
         key_file=own.key_file,
         tls_pin_text=own.tls_pin_text,
+        log_format=own.log_format,
     )
 
 

@@ -26,6 +26,7 @@ from common.models import CacheType, EngineChoices, FlashAttention, KvLayout
 from deploy.access import AccessError, check_reach, find_keys, own_key
 from deploy.bench import Api
 from deploy.fleet_file import FleetFileError, read_fleets
+from deploy.logs import VARIABLE, LogFormat
 from deploy.model import parse_model
 from deploy.settings import AgentSettings, EngineKind
 from deploy.tls import TlsError, client_context, server_context
@@ -195,6 +196,15 @@ InferenceKeyFile = Annotated[
     ),
 ]
 
+Logs = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        envvar=VARIABLE,
+        help="'json': an object in each line of the log, with what the line is about as fields.",
+    ),
+]
+
 
 def parse_api(name: str) -> Api | None:
     """None: find out."""
@@ -226,6 +236,7 @@ def agent_settings(
     key_file: Path | None = None,
     tls_ca: Path | None = None,
     tls_pin: Path | None = None,
+    log_format: LogFormat = LogFormat.PLAIN,
 ) -> AgentSettings:
     if kv_cells is not None and kv_layout is not KvLayout.UNIFIED:
         raise typer.BadParameter(
@@ -245,6 +256,7 @@ def agent_settings(
         key_file=_absolute(key_file),
         tls_ca=_absolute(tls_ca),
         tls_pin=_absolute(tls_pin),
+        log_format=log_format,
     )
 
 

@@ -12,6 +12,7 @@ read is given up.
 
 import asyncio
 import logging
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from balancer.interrupted import LastWords, last_words, whole_answer
 from common.errors import ErrorCode, RequestError
 from deploy.flow import FLOW, LEFT, STEP, TAKEN, begins, size
 from deploy.http_protocol import bound_uvicorn
+from deploy.logs import set_up, told_format
 
 log = logging.getLogger(__name__)
 
@@ -374,5 +376,6 @@ def middlewares() -> list[Middleware]:
     """Named by the environment variable ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``. Serve calls it
     in the proxy's process, before it starts uvicorn. The last one stands before the others.
     """
+    set_up(told_format(os.environ))
     bound_uvicorn()
     return [Middleware(OwnHeaders), Middleware(Answered)]

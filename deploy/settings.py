@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from balancer.fleets import Fleets
 from balancer.limits import Limits
 from common.models import EngineChoices, KvLayout, ModelReference
+from deploy.logs import LogFormat
 
 CLIENT_PORT = 8061
 AGENT_PORT = 8062
@@ -54,6 +55,7 @@ class AgentSettings:
     """A file with the balancer's own certificate, which is trusted alone and whatever its name."""
     tls_pin_text: str | None = None
     """The same as the text of such a file, for machines that do not have it."""
+    log_format: LogFormat = LogFormat.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class SupervisorSettings:
     key_file: str | None = None
     """It must be on each node where there are agents."""
     tls_pin_text: str | None = None
+    log_format: LogFormat = LogFormat.PLAIN
 
 
 def to_line(settings: AgentSettings) -> bytes:
@@ -107,6 +110,8 @@ class BalancerSettings(BaseModel):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     """For the agents' listener; the clients' is Serve's, which has options of its own for it."""
+    log_format: LogFormat = LogFormat.PLAIN
+    """Of the balancer, the supervisor and the agents of fleets."""
 
     @model_validator(mode="after")
     def _has_both_or_none(self) -> Self:

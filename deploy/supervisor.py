@@ -19,7 +19,7 @@ from balancer.fleet_plan import Drain, Effect, FleetPlan, Reserve, Start, Stop
 from balancer.fleet_registry import SILENCE, Registry
 from balancer.fleet_sight import Sight
 from balancer.fleets import Fleet, Resources
-from deploy.machine import LOG_FORMAT
+from deploy.logs import set_up
 from deploy.members import Members, bundle, draining_nodes, generation, why_no_node
 from deploy.settings import SupervisorSettings
 from deploy.succession import Claim
@@ -38,7 +38,7 @@ ORPHANED = 600.0
 class Supervisor:
     def __init__(self, settings: SupervisorSettings, declared: int) -> None:
         """``declared``: see ``Claim``."""
-        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+        set_up(settings.log_format)
         self._claim = Claim(declared, repr(settings))
         self._settings = settings
         self._loop = asyncio.get_event_loop()

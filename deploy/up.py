@@ -25,6 +25,7 @@ from rich.console import Console
 from balancer.keys import Keys, Role, first_key, read_keys
 from common.errors import HeadraceError
 from deploy.access import OWN_KEY, find_keys, open_keys
+from deploy.logs import VARIABLE, LogFormat, set_up
 from deploy.machine import address, is_loopback, stop_signals, why_not_listen
 from deploy.session import STOP_TIMEOUT
 from deploy.settings import AgentSettings, BalancerSettings
@@ -124,6 +125,7 @@ async def up(settings: UpSettings, folder: str, console: Console) -> None:
         reason = why_not_listen(settings.host, port)
         if reason is not None:
             raise StartError(f"cannot listen on {settings.host}, port {port}: {reason}")
+    set_up(settings.balancer.log_format, logging.WARNING)
     signals = _Signals(console)
     signals.listen()
     async with AsyncExitStack() as stack:
@@ -171,7 +173,7 @@ async def _start(
     console: Console,
 ) -> None:
     console.print("starting Ray ...")
-    owned = await stack.enter_async_context(_ray(folder))
+    owned = await stack.enter_async_context(_ray(folder, settings.balancer.log_format))
     signals.listen()  # again, for Ray has put a handler of its own before ours
     console.print("starting the balancer ...")
     balancer = await stack.enter_async_context(_application(settings, ray_is_ours=owned))
@@ -241,13 +243,14 @@ def _join_line(settings: UpSettings, keys: Keys) -> str:
 
 
 @asynccontextmanager
-async def _ray(folder: str) -> AsyncGenerator[bool]:
+async def _ray(folder: str, log_format: LogFormat) -> AsyncGenerator[bool]:
     """The Ray that runs on this machine, or else (True) one of our own for as long as we need it.
 
     Whoever can talk to Ray can run any code. So ours asks for a token that only our processes
     know, and listens on the loopback interface (but for two ports with metrics, and Serve's between
     replicas, which asks for the token too). Its files are in ``folder``.
     """
+    os.environ[VARIABLE] = log_format  # for Serve's proxy, which is given no settings of ours
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     options: dict[str, Any] = {
@@ -259,7 +262,7 @@ async def _ray(folder: str) -> AsyncGenerator[bool]:
     if running is not None:
         options["address"] = running
         # Its processes do not inherit from us. (Their niceness cannot be set from here.)
-        options["runtime_env"] = {"env_vars": RAY_ENVIRONMENT}
+        options["runtime_env"] = {"env_vars": {**RAY_ENVIRONMENT, VARIABLE: log_format}}
     else:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
