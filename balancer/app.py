@@ -7,6 +7,7 @@ thin translation between a protocol and the balancer's methods.
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial, wraps
+from importlib.metadata import version
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,6 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
+from balancer import panel_files as panel
 from balancer.balancer import Balancer
 from balancer.fleet_routes import FleetRoutes
 from balancer.gate import Gate
@@ -26,7 +28,10 @@ from balancer.management import Management
 from balancer.openai import KEEP_ALIVE, OpenAI, openai_errors
 from balancer.openai_errors import parameters_of
 from balancer.openai_responses import RESPONSES_PARAMETERS
+from balancer.operating import Operating
+from balancer.overview import Overview
 from balancer.state_store import StateError
+from balancer.status_stream import StatusStream
 from balancer.wishes import Wishes
 from common.errors import ErrorCode, RequestError
 from common.faults import fault
@@ -53,7 +58,10 @@ def create_app(
     wishes = wishes or Wishes(balancer)
     management = Management(balancer, wishes)
     fleets = FleetRoutes(balancer, wishes, management.stream)
-    refused = balancer.metrics.refuse
+    overview = Overview(balancer, fleets.told, version=version("headrace"))
+    status = StatusStream(balancer, overview.state)
+    operating = Operating(balancer, overview)
+    refused = balancer.records.refused
     plain = partial(_plain_errors, refused=refused)
     return Starlette(
         middleware=[
@@ -61,7 +69,7 @@ def create_app(
             Middleware(
                 CORSMiddleware,
                 allow_origins=origins,
-                allow_methods=["DELETE", "GET", "POST", "PUT", "OPTIONS"],
+                allow_methods=["DELETE", "GET", "PATCH", "POST", "PUT", "OPTIONS"],
                 # Clients add headers of their own, and the pages are named one by one.
                 allow_headers=["*"],
                 expose_headers=["x-request-id", "retry-after"],
@@ -98,6 +106,7 @@ def create_app(
                 plain(management.put_desired_state),
                 methods=["PUT"],
             ),
+            Route("/api/v1/balancer_desired_state/schema", management.desired_state_schema),
             Route("/api/v1/balancer_applicable_state", management.applicable_state),
             Route("/api/v1/agent_overrides", management.agent_overrides),
             Route(
@@ -114,12 +123,24 @@ def create_app(
                 plain(management.model_metadata),
             ),
             Route("/api/v1/agent/{agent_id}/status", plain(management.status)),
+            Route("/api/v1/agent/{agent_id}/drain", plain(operating.drain), methods=["POST"]),
+            Route("/api/v1/agent/{agent_id}/undrain", plain(operating.undrain), methods=["POST"]),
+            Route("/api/v1/overview", plain(status.overview)),
+            Route("/api/v1/events", plain(status.events)),
+            Route("/api/v1/requests", plain(operating.requests)),
+            Route("/api/v1/requests/{request_id}", plain(operating.request)),
+            Route(
+                "/api/v1/requests/{request_id}", plain(operating.end_request), methods=["DELETE"]
+            ),
+            Route("/api/v1/chat_template_preview", plain(operating.preview), methods=["POST"]),
             Route("/api/v1/fleets", plain(fleets.all)),
             Route("/api/v1/fleets/stream", fleets.all_stream),
             Route("/api/v1/fleets/{name}", plain(fleets.one)),
             Route("/api/v1/fleets/{name}", plain(fleets.put), methods=["PUT"]),
+            Route("/api/v1/fleets/{name}", plain(fleets.patch), methods=["PATCH"]),
             Route("/api/v1/fleets/{name}", plain(fleets.delete), methods=["DELETE"]),
             Route("/metrics", management.metrics),
+            *panel.routes(),
             *_openai_routes(openai, refused),
         ],
         exception_handlers={404: _unknown, 405: _unknown},

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from pydantic import TypeAdapter, ValidationError
+from pydantic import RootModel, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,6 +31,10 @@ NO_REPORT: dict[str, Any] = {
     "is_stuck": False,
     "lacks_node": False,
 }
+
+
+class _Change(RootModel[dict[str, Any]]):
+    """Some keys of a fleet."""
 
 
 class FleetRoutes:
@@ -68,6 +72,21 @@ class FleetRoutes:
         audit(request, "put_fleet", fleet=name, min=fleet.min, max=fleet.max)
         return Response(status_code=204)
 
+    async def patch(self, request: Request) -> Response:
+        """Change what is said of it; the rest stays."""
+        name = request.path_params["name"]
+        said = parse(_Change, await read_body(request)).root
+
+        def change(stored: StoredState) -> StoredState:
+            _check_known(stored, name)
+            before = stored.fleets[name].model_dump(mode="json", by_alias=True)
+            fleet = parse(Fleet, msgspec.json.encode({**before, **said}))
+            return stored.model_copy(update={"fleets": {**stored.fleets, name: fleet}})
+
+        await self._wishes.put(fleet_part(name), change)
+        audit(request, "change_fleet", fleet=name, said=sorted(said))
+        return Response(status_code=204)
+
     async def delete(self, request: Request) -> Response:
         """Its agents finish what runs, and go."""
         name = request.path_params["name"]
@@ -81,8 +100,12 @@ class FleetRoutes:
         audit(request, "delete_fleet", fleet=name)
         return Response(status_code=204)
 
+    def told(self) -> dict[str, dict[str, Any]]:
+        """All that is known of each fleet."""
+        return {name: self._told(name) for name in self._balancer.fleets}
+
     def _all(self) -> dict[str, Any]:
-        return {"fleets": {name: self._told(name) for name in self._balancer.fleets}}
+        return {"fleets": self.told()}
 
     def _told(self, name: str) -> dict[str, Any]:
         view = self._balancer.fleet_views.get(name)

@@ -90,7 +90,7 @@ def counted_as(scope: Scope) -> Limit | None:
     """Of what this is one more; None: of nothing, since it is over at once."""
     if scope["type"] == "websocket":
         return Limit.OPEN_SOCKETS
-    if scope["path"].endswith("/stream"):
+    if scope["path"].endswith("/stream") or scope["path"] == "/api/v1/events":
         return Limit.OBSERVERS
     if scope["method"] in {"GET", "HEAD", "OPTIONS"} or not scope["path"].startswith(INFERENCE):
         return None

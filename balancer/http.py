@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from balancer.interrupted import whole_answer
-from balancer.keys import Keys, Role, given_key
+from balancer.keys import Keys, Role, given_key, key_in_subprotocols
 from common.errors import ErrorCode, RequestError
 
 T = TypeVar("T")
@@ -137,7 +137,7 @@ def role_of(path: str) -> Role | None:
     """Whose key a route wants, if there are keys; None: nobody's. What is not named here, and what does
     not exist, is for those who manage.
     """
-    if path == "/health":
+    if path in {"/health", "/panel"} or path.startswith("/panel/"):
         return None
     return Role.INFERENCE if path.startswith(INFERENCE) else Role.MANAGEMENT
 
@@ -169,6 +169,8 @@ class KeyHolders:
             key = given_key(
                 authorization=headers.get("authorization"), api_key=headers.get("x-api-key")
             )
+            if key is None and scope["type"] == "websocket":
+                key = key_in_subprotocols(scope.get("subprotocols", ()))
             self._keys.check(key, role)
 
 

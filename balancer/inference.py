@@ -18,6 +18,7 @@ from balancer.balancer import Balancer, new_id
 from balancer.batch import Batch
 from balancer.exchange import Exchange
 from balancer.http import ClosingStream, paced, read_body
+from balancer.keys import SUBPROTOCOL
 from balancer.limits import Limit, LimitError, check_documents, limit_answer
 from balancer.native_requests import (
     ContinueFromConversationHistory,
@@ -188,7 +189,8 @@ class _Session:
 
     async def run(self) -> None:
         """Serve until the client has gone; then all its requests are cancelled."""
-        await self._socket.accept()
+        offered = self._socket.scope.get("subprotocols", ())
+        await self._socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self._write())
@@ -209,7 +211,7 @@ class _Session:
                 continue  # binary frames have no meaning in this protocol
             most = self._balancer.limits.body_bytes
             if len(text) > most or len(text.encode()) > most:
-                self._balancer.metrics.refuse(
+                self._balancer.records.refused(
                     LimitError(
                         Limit.BODY_BYTES,
                         ErrorCode.BODY_TOO_LARGE,
@@ -221,7 +223,7 @@ class _Session:
             try:
                 self._received(parse_message(text))
             except MessageError as error:
-                self._balancer.metrics.refuse(error)
+                self._balancer.records.refused(error)
                 if error.request_id is None:
                     log.info("a websocket message was ignored: %s", error.code)
                     continue

@@ -4,6 +4,7 @@ Each key has a role: one for inference may not manage, and the other way round. 
 there is no key is open to everybody.
 """
 
+import base64
 import enum
 import hashlib
 import hmac
@@ -18,6 +19,12 @@ LONGEST_KEY = 512
 
 MOST_KEYS = 1000
 """Each request is compared with all."""
+
+
+SUBPROTOCOL = "headrace"
+"""Of a websocket that offers any: a browser wants one of those that it offers to be taken."""
+
+KEY_SUBPROTOCOL = "headrace.key."
 
 
 class Role(enum.StrEnum):
@@ -80,6 +87,20 @@ def given_key(*, authorization: str | None, api_key: str | None = None) -> str |
     if scheme.lower() == "bearer":
         return key.strip() or None
     return (api_key or "").strip() or None
+
+
+def key_in_subprotocols(offered: Iterable[str]) -> str | None:
+    """The key that a browser shows, whose websockets have no headers of their own: beside
+    ``SUBPROTOCOL`` it offers one more, in base64 for URLs without padding.
+    """
+    for name in offered:
+        if name.startswith(KEY_SUBPROTOCOL):
+            text = name.removeprefix(KEY_SUBPROTOCOL)
+            try:
+                return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode() or None
+            except ValueError:
+                return None
+    return None
 
 
 def read_keys(text: str) -> Keys:

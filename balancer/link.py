@@ -116,7 +116,7 @@ class AgentListener:
 
     def _refused(self, socket: ServerConnection, error: RequestError) -> None:
         log.warning("agent link from %s: %s", socket.remote_address, error)
-        self._balancer.metrics.refuse(error)
+        self._balancer.records.refused(error)
 
     async def _serve_frames(self, socket: ServerConnection) -> None:
         async with asyncio.timeout(JOIN_TIMEOUT):

@@ -32,6 +32,9 @@ KEEP_ALIVE = 3.0
 LIFETIME = 600.0
 """Seconds that one stream may last."""
 
+SHORTEST_PAUSE = 0.1
+"""Seconds between two states on one stream at least, however often it changes."""
+
 Snapshot = Callable[[], dict[str, Any]]
 
 
@@ -39,6 +42,8 @@ class Management:
     def __init__(self, balancer: Balancer, wishes: Wishes) -> None:
         self._balancer = balancer
         self._wishes = wishes
+        self._shared: dict[Snapshot, tuple[int, bytes]] = {}
+        """What all streams of a kind tell, and of which change it is: it is made once."""
 
     async def health(self, _request: Request) -> Response:
         """For whoever decides whether clients are to be sent here."""
@@ -92,6 +97,11 @@ class Management:
         audit(request, "put_desired_state", model=name)
         return answer
 
+    async def desired_state_schema(self, _request: Request) -> Response:
+        """For who draws a form of it."""
+        defaults = BalancerDesiredState.defaults().model_dump(mode="json", by_alias=True)
+        return _json({"schema": BalancerDesiredState.model_json_schema(), "defaults": defaults})
+
     async def applicable_state(self, _request: Request) -> Response:
         return _model(self._balancer.desired_state.applicable)
 
@@ -133,16 +143,24 @@ class Management:
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
 
+    def _data(self, snapshot: Snapshot, count: int) -> bytes:
+        made_of, data = self._shared.get(snapshot, (-1, b""))
+        if made_of != count:
+            data = msgspec.json.encode(snapshot())
+            self._shared[snapshot] = (count, data)
+        return data
+
     async def _events(self, snapshot: Snapshot) -> AsyncGenerator[bytes, None]:
         loop = asyncio.get_running_loop()
         end = loop.time() + LIFETIME
         sent = b""
         while not self._balancer.closed.is_set() and loop.time() < end:
             count = self._balancer.changes.count
-            data = msgspec.json.encode(snapshot())
+            data = self._data(snapshot, count)
             if data != sent:
                 sent = data
                 yield b"data: " + data + b"\n\n"
+                await asyncio.sleep(SHORTEST_PAUSE)
             try:
                 async with asyncio.timeout(KEEP_ALIVE):
                     await self._balancer.changes.after(count)

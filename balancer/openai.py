@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from balancer.balancer import Balancer, new_id
 from balancer.batch import Batch
+from balancer.consultation import consult
 from balancer.exchange import Told
 from balancer.http import (
     ClosingStream,
@@ -64,9 +65,6 @@ connections that are silent; until then a request that fails has a status.
 
 COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-
-CONSULTATION_TIMEOUT = 30.0
-"""Seconds for an agent to tokenize a text."""
 
 STARTED = int(time.time())
 
@@ -255,17 +253,7 @@ class OpenAI:
         model: str | None,
     ) -> Event:
         self._balancer.check_model(model)
-        request_id = new_id()
-        exchange = self._balancer.consult(request_id, encode_request(frame(request_id)), model)
-        try:
-            async with asyncio.timeout(CONSULTATION_TIMEOUT):
-                told = await unless_gone(request, anext(exchange))
-        except TimeoutError:
-            raise RequestError(
-                ErrorCode.DEADLINE_EXCEEDED, "the agent did not answer in time"
-            ) from None
-        finally:
-            self._balancer.cancel(request_id)
+        told = await consult(self._balancer, request, frame, model)
         return self._unless_failed(told).event
 
     def _chat_frame(self, params: ChatRequest, request_id: RequestId, *, longest: str) -> Generate:

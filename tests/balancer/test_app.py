@@ -39,7 +39,7 @@ async def test_a_page_that_is_allowed_may_ask_and_read(open_to_a_page: str) -> N
     assert asked.headers["access-control-allow-origin"] == PAGE
     assert asked.headers["access-control-max-age"] == "3600"
     methods = asked.headers["access-control-allow-methods"].split(", ")
-    assert set(methods) == {"DELETE", "GET", "POST", "PUT", "OPTIONS"}
+    assert set(methods) == {"DELETE", "GET", "PATCH", "POST", "PUT", "OPTIONS"}
     allowed = asked.headers["access-control-allow-headers"].split(", ")
     assert {"authorization", "content-type", "x-stainless-os"} <= set(allowed)
     assert "x-request-id" in read.headers["access-control-expose-headers"]
