@@ -35,24 +35,44 @@ Int: TypeAlias = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 class InferenceParameters(Strict):
     """Every key must be given; ``defaults`` are for a balancer that was never told."""
 
+    # Operators are shown what stands under each.
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     n_batch: UInt
+    """Tokens in one embedding batch, in one document and in one piece of an image, at most."""
     context_size: UInt
+    """Tokens that one request can have, prompt and answer; 0: as many as the model knows."""
     embedding_batch_size: Annotated[int, Field(gt=0, lt=2**32)]
+    """Documents that are given to an agent at once."""
     enable_embeddings: bool
+    """Embeddings in place of generated tokens."""
     image_resize_to_fit: Annotated[int, Field(gt=0, lt=2**32)]
+    """Pixels of an image's longest side; larger ones are scaled down."""
     k_cache_dtype: CacheType
+    """How keys are kept in the KV cache."""
     v_cache_dtype: CacheType
+    """How values are kept in the KV cache; other than F16 or F32 needs flash attention."""
     # Sampling is bounded as for single requests: else each of them would be refused for it.
     min_p: Annotated[float, Field(ge=0, le=1)]
+    """Tokens less likely than this part of the likeliest one are left out; 0: none."""
     n_gpu_layers: Int
+    """Layers of the model on GPUs; 0: none, -1: all."""
     penalty_frequency: Annotated[float, Field(ge=-100, le=100)]
+    """Taken from a token's logit for each time that it occurred; 0: off."""
     penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)]
+    """How many of the latest tokens are penalised; -1: as many as the context holds, 0: none."""
     penalty_presence: Annotated[float, Field(ge=-100, le=100)]
+    """Taken from a token's logit if it occurred; 0: off."""
     penalty_repeat: Annotated[float, Field(gt=0, le=100)]
+    """Divides the logit of a token that occurred; 1: off."""
     pooling_type: Pooling
+    """What becomes of a document's tokens' vectors."""
     temperature: Annotated[float, Field(ge=-100, le=100)]
+    """0 or less: always the likeliest token."""
     top_k: Int
+    """So many of the likeliest tokens are candidates; 0 or less: all."""
     top_p: Annotated[float, Field(ge=0, le=1)]
+    """The likeliest tokens that have this probability together are candidates; 1: all."""
 
     @classmethod
     def defaults(cls) -> "InferenceParameters":

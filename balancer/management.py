@@ -42,8 +42,8 @@ class Management:
     def __init__(self, balancer: Balancer, wishes: Wishes) -> None:
         self._balancer = balancer
         self._wishes = wishes
-        self._shared: dict[Snapshot, tuple[int, bytes]] = {}
-        """What all streams of a kind tell, and of which change it is: it is made once."""
+        self._shared: dict[Snapshot, tuple[int, float, bytes]] = {}
+        """What all streams of a kind tell, after which change and when it was made: once for all."""
 
     async def health(self, _request: Request) -> Response:
         """For whoever decides whether clients are to be sent here."""
@@ -144,10 +144,11 @@ class Management:
         )
 
     def _data(self, snapshot: Snapshot, count: int) -> bytes:
-        made_of, data = self._shared.get(snapshot, (-1, b""))
-        if made_of != count:
+        now = asyncio.get_running_loop().time()
+        after, made, data = self._shared.get(snapshot, (-1, 0.0, b""))
+        if after != count or now - made > SHORTEST_PAUSE:
             data = msgspec.json.encode(snapshot())
-            self._shared[snapshot] = (count, data)
+            self._shared[snapshot] = (count, now, data)
         return data
 
     async def _events(self, snapshot: Snapshot) -> AsyncGenerator[bytes, None]:

@@ -63,9 +63,14 @@ class Obstacle:
         if not self.serving:
             return f"none of {_count(self.agents, 'agent')} serves its model now"
         if self.serving == self.closed:
-            return f"{_count(self.closed, 'agent')} for it, and each drains or changes its model"
-        told = f"all {_count(self.slots, 'slot')} of {_count(self.serving - self.closed, 'agent')} are taken"
-        return f"{told}, {self.closed} more take nothing new" if self.closed else told
+            return f"{_count(self.closed, 'agent')} for it, but drained, or changing the model"
+        open_agents = _count(self.serving - self.closed, "agent")
+        told = f"{_count(self.slots, 'slot')} of {open_agents}, all taken"
+        return (
+            f"{told}; {_count(self.closed, 'more agent')} drained, or changing the model"
+            if self.closed
+            else told
+        )
 
 
 def _count(number: int, noun: str) -> str:

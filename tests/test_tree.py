@@ -33,6 +33,8 @@ COVERED_BY = {
     "agent/output_parser.py": "agent/output.py",
     "agent/patterns.py": "agent/tools.py",
     "agent/tool_schema.py": "agent/tools.py",
+    "balancer/consultation.py": "balancer/openai.py",
+    "balancer/records.py": "balancer/overview.py",
     "balancer/buffer.py": "balancer/dispatcher.py",
     "balancer/fleet_beats.py": "balancer/fleet_registry.py",
     "balancer/fleet_memory.py": "balancer/fleet_plan.py",
