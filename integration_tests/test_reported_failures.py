@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from between import between
+from event_lines import observing
 from leaving import KINDS, Kind, SocketClient
 from one_process import CountingEngine, Whole, whole
 
@@ -82,13 +83,18 @@ async def test_everything_else_answers_while_every_slot_is_taken_and_nothing_mov
             for path in (
                 "/health", "/metrics", "/v1/models", "/api/v1/agents",
                 "/api/v1/buffered_requests", "/api/v1/balancer_desired_state",
+                "/panel/", "/api/v1/overview", "/api/v1/requests", "/api/v1/fleets",
             )
         }  # fmt: skip
         state = answers["/api/v1/balancer_desired_state"].json()
         put = await product.http.put("/api/v1/balancer_desired_state", json=state)
         counted = await product.http.post("/v1/tokenize", json={"prompt": "abc"})
 
+        async with observing(product.http) as observer:
+            await observer.read()
+
         assert engine.passes == 0, "it moved"
+        assert observer.state["balancer"]["requests"]["waiting"] == 3
         assert {path: answer.status_code for path, answer in answers.items()} == dict.fromkeys(
             answers, 200
         )

@@ -540,3 +540,19 @@ def test_a_template_that_always_opens_reasoning_is_closed_for_who_wants_none() -
     assert thinking.output.feed(b"so").segments == (Segment(TokenClass.REASONING, "so"),)
     assert bytes(plain.prompt).endswith(b"<think>\n\n</think>\n\n")
     assert plain.output.feed(b"so").segments == content("so")
+
+
+def test_another_template_than_the_one_in_use_may_be_tried() -> None:
+    conversation = Conversation((ChatMessage("user", "a"),))
+
+    def tried(template: str) -> Tokenize:
+        return Tokenize(
+            request_id=RequestId("r"), prompt=conversation, adds_beginning=False, template=template
+        )
+
+    told = preparer().consult(tried("[{{ messages[0].content }}]"))
+    assert isinstance(told, Tokenized)
+    assert b"".join(told.pieces) == b"[a]"
+    with pytest.raises(RequestError) as caught:
+        preparer().consult(tried("{% for"))
+    assert caught.value.code is ErrorCode.CHAT_TEMPLATE_ERROR

@@ -12,6 +12,7 @@ from common.messages import (
     Failed,
     Finished,
     FinishReason,
+    Note,
     Usage,
 )
 
@@ -386,3 +387,69 @@ def test_a_request_that_waits_for_cells_is_not_overtaken() -> None:
 
     told = [event.request_id for event in running.told]
     assert told.index(R2) < told.index(R3)
+
+
+# What operators are told
+
+
+def told_of(running: Running, request_id: RequestId) -> list[tuple[Note, str]]:
+    return [(each.note, each.why) for each in running.noted if each.request_id == request_id]
+
+
+def test_operators_are_told_what_of_a_prompt_is_shared_and_with_whom() -> None:
+    running = Running(context=200)
+    running.submit(R1, SYSTEM + "One?")
+    running.step()
+    running.submit(R2, SYSTEM + "Two?")
+    running.run()
+    running.submit(R3, SYSTEM + "Two?")
+    running.run()
+
+    length = len(SYSTEM + "One?")
+    whys = [told_of(running, request_id) for request_id in (R1, R2, R3)]
+    assert whys == [
+        [(Note.ADMITTED, f"it has {length} tokens; no other sequence holds how they begin")],
+        [
+            (
+                Note.ADMITTED,
+                f"it has {length} tokens; the first {len(SYSTEM)} are shared with a running request",
+            )
+        ],
+        [
+            (
+                Note.ADMITTED,
+                f"it has {length} tokens; the first {length - 1} are shared with a finished request",
+            )
+        ],
+    ]
+    last = running.noted[-1]
+    assert (last.tokens, last.cached) == (length, length - 1)
+
+
+def test_operators_are_told_once_that_a_prompt_waits_for_anothers() -> None:
+    running = Running(slots=4, context=2000, batch_size=100)
+    running.submit(R1, SYSTEM * 20 + "One?")
+    running.submit(R2, SYSTEM * 20 + "Two?")
+    running.run()
+
+    assert [note for note, _ in told_of(running, R2)] == [Note.WAITS_FOR_PREFIX, Note.ADMITTED]
+
+
+def test_operators_are_told_who_waits_for_cells_and_who_gave_them_up() -> None:
+    running = Running(slots=3, context=100, cells=100)
+    running.submit(R1, "a" * 30, max_tokens=60, ignore_eos=True)
+    running.submit(R2, "b" * 30, max_tokens=60, ignore_eos=True)
+    running.step()
+    running.submit(R3, "c" * 60, max_tokens=1)
+    running.run()
+
+    assert [note for note, _ in told_of(running, R2)] == [
+        Note.ADMITTED,
+        Note.PAUSED,
+        Note.WAITS_FOR_CELLS,
+        Note.ADMITTED,
+    ]
+    assert told_of(running, R3)[0] == (
+        Note.WAITS_FOR_CELLS,
+        "60 of 100 KV cells are in use by 2 requests, and it has 60 tokens",
+    )

@@ -39,6 +39,7 @@ from common.messages import (
     Detokenized,
     Document,
     DocumentTooLong,
+    Drain,
     Embed,
     Embedded,
     Event,
@@ -46,10 +47,13 @@ from common.messages import (
     Finished,
     FinishReason,
     Join,
+    Note,
+    Noted,
     Pooling,
     Step,
     TokenGenerated,
     Tokenized,
+    Undrain,
     Usage,
 )
 from common.models import (
@@ -352,6 +356,55 @@ async def test_a_draining_agent_finishes_what_runs_and_takes_nothing_new(
     await running.ended()
     await link.socket.wait_closed()
     assert link.socket.close_code == 1000
+
+
+async def test_an_agent_that_an_operator_drains_stays_and_takes_nothing_new(
+    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
+) -> None:
+    link = await balancer.link()
+    await link.ready()
+    await link.begin(ask(R1, "abc"))
+
+    await link.send(Drain(), Drain())
+    status = await link.status(lambda status: status.draining)
+    assert (status.held, status.leaving, status.slots_total) == (True, False, 2)
+    await link.send(ask(R2))
+    assert await link.event() == Busy(R2)
+    engine.open()
+    assert (await link.outcome(R1))[0] == "abc"
+
+    await link.send(Undrain())
+    await link.status(lambda status: not status.draining and not status.held)
+    await link.send(ask(R3, "xyz"))
+    assert (await link.outcome(R3))[0] == "xyz"
+
+
+async def test_what_an_operator_drained_stays_so_for_every_balancer_and_link(
+    balancer: PlayedBalancer, running: RunningAgent
+) -> None:
+    link = await balancer.link()
+    await link.ready()
+    await link.send(Drain())
+    await link.status(lambda status: status.held)
+
+    await link.socket.close()
+    again = await balancer.link()
+
+    assert (await again.status(lambda status: True)).held
+
+
+async def test_operators_are_told_what_the_scheduler_decides(
+    balancer: PlayedBalancer, running: RunningAgent, engine: HeldEngine
+) -> None:
+    engine.open()
+    link = await balancer.link()
+    await link.ready()
+    await link.send(ask(R1, "abc"))
+
+    while not isinstance(frame := await link.frame(), Noted):
+        pass
+
+    assert (frame.request_id, frame.note, frame.tokens) == (R1, Note.ADMITTED, 3)
 
 
 async def test_draining_does_not_wait_for_ever(

@@ -461,3 +461,42 @@ def test_a_request_refused_by_an_agent_that_changes_its_model_waits_for_it(
     dispatcher.refuse(R1, now=0.0)
 
     assert dispatcher.next_deadline == 9 + LONGEST_SWAP
+
+
+# What operators are told
+
+
+def test_a_choice_says_among_how_many_agents_it_was(dispatcher: Dispatcher) -> None:
+    join(dispatcher, A, slots=1)
+    join(dispatcher, B, slots=4)
+
+    choices = [
+        str(effect.choice)
+        for r in (R1, R2)
+        for effect in dispatcher.submit(r, now=0)
+        if isinstance(effect, Dispatch)
+    ]
+
+    assert choices == [
+        "the least busy of 2 agents with a free slot for it: 0 of its 1 slots were taken",
+        "the only agent with a free slot for it: 0 of its 4 slots were taken",
+    ]
+
+
+def test_an_obstacle_counts_who_could_have_served(dispatcher: Dispatcher) -> None:
+    obstacles = [str(dispatcher.obstacle(None))]
+    for agent_id in (A, B):
+        join(dispatcher, agent_id, slots=2)
+    obstacles.append(str(dispatcher.obstacle("other")))
+    for request_id in (R1, R2, R3, RequestId("r4")):
+        dispatcher.submit(request_id, now=0)
+    obstacles.append(str(dispatcher.obstacle(None)))
+    dispatcher.report(A, slots=2, draining=True, now=0)
+    obstacles.append(str(dispatcher.obstacle(None)))
+
+    assert obstacles == [
+        "there is no agent",
+        "none of 2 agents serves its model now",
+        "4 slots of 2 agents, all taken",
+        "2 slots of 1 agent, all taken; 1 more agent drained, or changing the model",
+    ]

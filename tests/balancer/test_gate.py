@@ -286,7 +286,7 @@ async def test_more_requests_than_a_websocket_may_have_are_refused_and_it_goes_o
 
 
 @limited(observers=2)
-@pytest.mark.parametrize("path", ["/api/v1/agents/stream", "/api/v1/buffered_requests/stream"])
+@pytest.mark.parametrize("path", ["/api/v1/agents/stream", "/api/v1/events"])
 async def test_more_observers_than_may_be_are_told_to_come_again(
     client: httpx.AsyncClient, balancer: Balancer, path: str
 ) -> None:

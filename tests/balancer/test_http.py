@@ -1,4 +1,5 @@
 import asyncio
+import base64
 from collections.abc import AsyncGenerator
 
 import httpx
@@ -9,6 +10,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
 
 from balancer import http
 from balancer.app import create_app
@@ -269,6 +271,22 @@ async def test_a_socket_is_refused_before_it_is_open(balancer: Balancer) -> None
     assert without.value.response.headers["www-authenticate"] == "Bearer"
     assert other.value.response.status_code == 403
     assert other.value.response.body == b"this key is not one for inference\n"
+
+
+async def test_a_browsers_socket_shows_its_key_as_a_subprotocol(balancer: Balancer) -> None:
+    def offered(role: Role) -> list[Subprotocol]:
+        key = base64.urlsafe_b64encode(KEY_OF[role].encode()).decode().rstrip("=")
+        return [Subprotocol("headrace"), Subprotocol(f"headrace.key.{key}")]
+
+    async with serving(create_app(balancer, keys=KEYS)) as port:
+        url = f"ws://127.0.0.1:{port}/api/v1/inference_socket"
+        with pytest.raises(InvalidStatus) as other:
+            await connect(url, proxy=None, subprotocols=offered(Role.MANAGEMENT))
+        async with connect(url, proxy=None, subprotocols=offered(Role.INFERENCE)) as socket:
+            assert socket.subprotocol == "headrace"
+        balancer.close()
+
+    assert other.value.response.status_code == 403
 
 
 async def test_a_server_that_cannot_answer_a_socket_closes_it(balancer: Balancer) -> None:

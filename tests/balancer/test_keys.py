@@ -1,3 +1,5 @@
+import base64
+
 import pytest
 
 from balancer.keys import (
@@ -9,6 +11,7 @@ from balancer.keys import (
     Role,
     first_key,
     given_key,
+    key_in_subprotocols,
     read_keys,
     write_keys,
 )
@@ -151,3 +154,24 @@ def test_what_is_written_can_be_read() -> None:
 
     assert read_keys(write_keys(keys)).missing == (Role.INFERENCE,)
     assert first_key(write_keys(keys), Role.AGENT) == BOX
+
+
+@pytest.mark.parametrize(
+    ("offered", "key"),
+    [
+        (["headrace", "headrace.key.w6Q_"], "ä?"),
+        ([], None),
+        (["headrace"], None),
+        (["headrace.key."], None),
+        (["headrace.key.%%%"], None),
+        (["headrace.key.gICA"], None),
+    ],
+)
+def test_a_browser_shows_its_key_as_a_subprotocol(offered: list[str], key: str | None) -> None:
+    assert key_in_subprotocols(offered) == key
+
+
+def test_any_key_can_be_shown_so() -> None:
+    shown = base64.urlsafe_b64encode(SHOP.encode()).decode().rstrip("=")
+
+    assert key_in_subprotocols(["headrace", f"headrace.key.{shown}"]) == SHOP
