@@ -1,8 +1,10 @@
 """The status stream over real HTTP."""
 
 import asyncio
+import gc
 import json
 import socket
+import tracemalloc
 from collections.abc import AsyncGenerator
 
 import httpx
@@ -12,6 +14,7 @@ from played import Play, ask
 
 from balancer import status_stream
 from balancer.balancer import Balancer
+from balancer.overview import Overview
 from common.ids import RequestId
 from common.models import Download
 
@@ -199,3 +202,35 @@ async def test_nobody_looks_while_nobody_listens(
 
     assert looks == seen
     assert stream._looking is None  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_observers_that_do_not_read_take_no_memory(
+    balancer: Balancer, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for one in its connection is one event; behind it nothing is kept for it."""
+    monkeypatch.setattr(status_stream, "SHORTEST_PAUSE", 0.01)
+    agent = play("one", slots=1)
+    stream = status_stream.StatusStream(balancer, Overview(balancer, dict, version="1").state)
+    deaf = [stream._events(None) for _ in range(100)]  # pyright: ignore[reportPrivateUsage]
+    for each in deaf:
+        await anext(each)
+    reading = stream._events(None)  # pyright: ignore[reportPrivateUsage]
+    await anext(reading)
+
+    async def change(rounds: range) -> int:
+        for slots in rounds:
+            agent.report(slots=slots)
+            await anext(reading)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = await change(range(1, 10))
+        after = await change(range(10, 30))
+    finally:
+        tracemalloc.stop()
+        for each in (*deaf, reading):
+            await each.aclose()
+
+    assert after - before < 20 * 100 * 10, "bytes kept of 20 changes for 100 observers"
