@@ -31,8 +31,12 @@ class Rates:
         self._prefill = Rate()
         self._decode = Rate()
         self._concurrency = Rate()
+        self._seconds = Rate()
+        self._tokens = Rate()
 
     def measured(self, *, seconds: float, rows: int, prompt_tokens: int) -> None:
+        self._seconds.add(seconds, 1.0)
+        self._tokens.add(rows + prompt_tokens, 1.0)
         if rows:
             self._decode.add(rows, seconds)
             self._concurrency.add(rows, 1.0)
@@ -53,3 +57,13 @@ class Rates:
     def concurrency(self) -> float | None:
         """Streams that generate in one pass, on average."""
         return self._concurrency.value
+
+    @property
+    def step_seconds(self) -> float | None:
+        """That a pass took, on average."""
+        return self._seconds.value
+
+    @property
+    def step_tokens(self) -> float | None:
+        """That were fed in a pass, on average."""
+        return self._tokens.value

@@ -147,6 +147,8 @@ class Scheduler:
             prefill_rate=self._rates.prefill,
             decode_rate=self._rates.decode,
             concurrency=self._rates.concurrency,
+            step_seconds=self._rates.step_seconds,
+            step_tokens=self._rates.step_tokens,
         )
 
     def submit(self, request: PreparedRequest) -> list[Effect]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TypeAlias, assert_never
 
+from balancer.agent_states import state_of
 from balancer.buffer import Buffer
 from balancer.desired_state import BalancerDesiredState, InferenceParameters, agent_state
 from balancer.dispatcher import Abandon, Dispatch, Dispatcher, Effect, Reject, Rejection
@@ -19,10 +20,11 @@ from balancer.exchange import Changes, Exchange, Told
 from balancer.fleet_beats import FleetView, SeenAgent
 from balancer.fleet_demand import FleetDemand
 from balancer.fleets import Fleet
+from balancer.gauges import AgentGauges, Gauges, LimitGauge
 from balancer.history import INTERVAL, Load
 from balancer.journal import Record, State
 from balancer.limits import MOST_CONSULTATIONS, Limit, LimitError, Limits, Tally
-from balancer.metrics import AgentGauges, Gauges, LimitGauge, Metrics
+from balancer.metrics import Metrics
 from balancer.progress import Progress
 from balancer.records import Records
 from balancer.rollout import GiveTurn, Rollout
@@ -82,6 +84,11 @@ class LinkedAgent:
     fleet: str | None = None
     watch: Watch = field(default_factory=Watch)
     description: Described = NOT_DESCRIBED
+
+    @property
+    def model(self) -> str | None:
+        """The best of its names."""
+        return min(self.status.model_names, key=_plainness, default=None)
 
     def serves(self, model: str | None) -> bool:
         return self.status.slots_total > 0 and (model is None or model in self.status.model_names)
@@ -206,7 +213,7 @@ class Balancer:
         """
         exchange = exchange or Exchange()
         now = self._loop.time()
-        record = self.records.arrived(request_id, terms)
+        record = self.records.arrived(request_id, terms, self._best_name(terms.model))
         request = _Request(frame, exchange, record)
         self._requests[request_id] = request
         if not self.accepts:
@@ -240,6 +247,12 @@ class Balancer:
         wanted = [names(self.desired_state.model_reference), *self._demand.models.values()]
         known = {frozenset(told) for told in (*wanted, *served)}
         return sorted(sorted(each, key=_plainness) for each in known if each)
+
+    def _best_name(self, model: str | None) -> str | None:
+        """As metrics call what a client has asked for; None: any, or nobody knows it."""
+        if model is None:
+            return None
+        return next((each[0] for each in self.models if model in each), None)
 
     def parameters_for_tokens(self, model: str | None) -> InferenceParameters:
         """How requests for tokens are to be served. ``model``: one of its names; None: any.
@@ -714,8 +727,10 @@ class Balancer:
             match effect:
                 case Dispatch(request_id, agent_id, choice):
                     request = self._requests[request_id]
-                    name = self._agents[agent_id].name
-                    self.records.dispatched(request.record, agent_id, name, str(choice))
+                    agent = self._agents[agent_id]
+                    self.records.dispatched(
+                        request.record, agent_id, agent.name, str(choice), model=agent.model
+                    )
                     request.is_under_way = False
                     if not request.progress.is_nothing:
                         self.metrics.resumed.inc()
@@ -788,6 +803,7 @@ class Balancer:
                     agent.slots_bound,
                     agent.status.figures,
                     agent.status.step_age,
+                    state_of(agent.status),
                 )
                 for agent in self.agents
             ],

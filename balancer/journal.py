@@ -88,6 +88,10 @@ class Record:
     cached_tokens: int | None = None
     tokens: int = 0
     """That were generated."""
+    last_token: float | None = None
+    """When the latest one came."""
+    model_name: str | None = None
+    """The best name of the model that has it, or that it asks for; None: nobody knows it."""
     dispatches: int = 0
     outcome: str | None = None
     message: str | None = None

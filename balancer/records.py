@@ -42,8 +42,12 @@ class Records:
     began: float = field(default_factory=time)
     """Seconds since 1970."""
 
-    def arrived(self, request_id: RequestId, terms: Terms) -> Record:
-        return self.journal.begin(request_id, terms, now=monotonic(), at=time())
+    def arrived(self, request_id: RequestId, terms: Terms, model: str | None) -> Record:
+        """``model``: the best name of the one it asks for; None: any, or nobody knows it."""
+        record = self.journal.begin(request_id, terms, now=monotonic(), at=time())
+        record.model_name = model
+        log.info("request_id=%s route=%s model=%s arrived", request_id, terms.route, model)
+        return record
 
     def waits(self, record: Record, why: str) -> None:
         """No slot is free for it."""
@@ -52,11 +56,15 @@ class Records:
         record.decide(What.BUFFERED, why, by=Decider.DISPATCHER, now=monotonic())
         log.info("request_id=%s waits: %s", record.request_id, why)
 
-    def dispatched(self, record: Record, agent_id: AgentId, name: str | None, why: str) -> None:
+    def dispatched(
+        self, record: Record, agent_id: AgentId, name: str | None, why: str, *, model: str | None
+    ) -> None:
+        """``model``: the best name of the one that the agent serves."""
         now = monotonic()
+        record.model_name = model
         if record.dispatched is None:
             record.dispatched = now
-            self.metrics.wait.observe(now - record.arrived)
+            self.metrics.of(model).waits.observe(now - record.arrived)
         record.agent_id, record.agent = agent_id, name
         record.dispatches += 1
         record.decide(What.DISPATCHED, why, by=Decider.DISPATCHER, now=now, agent=name)
@@ -86,15 +94,20 @@ class Records:
         now = record.started = monotonic()
         if with_token:
             seconds = now - record.arrived
-            self.metrics.first_token.observe(seconds)
+            self.metrics.of(record.model_name).first_tokens.observe(seconds)
             self.history.got_first_token(seconds)
             by = Decider.SCHEDULER
             record.decide(What.FIRST_TOKEN, by=by, now=now, agent=record.agent)
 
     def got_token(self, record: Record) -> None:
+        now = monotonic()
         record.tokens += 1
         self.history.totals.tokens += 1
-        self.metrics.tokens.inc()
+        model = self.metrics.of(record.model_name)
+        model.tokens += 1
+        if record.last_token is not None:
+            model.gaps.observe(now - record.last_token)
+        record.last_token = now
 
     def over(self, record: Record, agent: str | None, event: Finished | Failed) -> Timing:
         """Its client's last event. ``agent``: the name of the one that it comes from."""
@@ -107,8 +120,9 @@ class Records:
                 totals = self.history.totals
                 totals.prompt_tokens += usage.prompt_tokens
                 totals.cached_tokens += usage.cached_prompt_tokens
-                self.metrics.prompt_tokens.inc(usage.prompt_tokens)
-                self.metrics.cached_prompt_tokens.inc(usage.cached_prompt_tokens)
+                model = self.metrics.of(record.model_name)
+                model.prompt_tokens += usage.prompt_tokens
+                model.cached_prompt_tokens += usage.cached_prompt_tokens
             case Failed(code=code):
                 message = told(code, event.message)
                 outcome = str(code)
@@ -152,6 +166,6 @@ class Records:
         now = monotonic()
         self.history.totals.requests += 1
         self.outcomes[outcome] += 1
-        self.metrics.requests.labels(outcome).inc()
+        self.metrics.of(record.model_name).over(record.terms.route, outcome, now - record.arrived)
         self.journal.end(record, outcome, now=now, message=message)
         return now

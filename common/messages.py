@@ -529,6 +529,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens a second of all streams together; None: nothing has been generated yet."""
     concurrency: float | None = None
     """Streams that generate in one pass, on average."""
+    step_seconds: float | None = None
+    """That a pass took of late, on average; None: there was none."""
+    step_tokens: float | None = None
+    """That were fed in a pass of late, on average: those of prompts, and one for each stream."""
 
     @property
     def cells_free(self) -> int:

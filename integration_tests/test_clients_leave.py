@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 import httpx
 import pytest
 from between import Between, between
+from exposition import total
 from leaving import (
     EMBEDDING_KINDS,
     KINDS,
@@ -18,7 +19,6 @@ from leaving import (
     Kind,
     Way,
     outcomes,
-    value,
 )
 from product import Up, start_up
 
@@ -55,7 +55,7 @@ class Watch:
         return outcomes(await self.metrics()).get("cancelled", 0)
 
     async def value(self, series: str) -> float:
-        return value(await self.metrics(), series)
+        return total(await self.metrics(), series)
 
     async def until(self, condition: Callable[[str], bool]) -> None:
         """Wait until this is true of the metrics."""
@@ -76,8 +76,8 @@ class Watch:
         """No slot is held, to the agent or to the balancer, and nobody waits."""
         await self.until_processing(0)
         metrics = await self.metrics()
-        assert value(metrics, 'headrace_slots_processing{agent="agent-1"}') == 0
-        assert value(metrics, "headrace_requests_buffered") == 0
+        assert total(metrics, 'headrace_slots_processing{agent="agent-1"}') == 0
+        assert total(metrics, "headrace_requests_buffered") == 0
 
     async def serves(self) -> None:
         answer = await self.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
@@ -136,7 +136,7 @@ async def test_while_its_prompt_is_read(kind: Kind, way: Way, watch: Watch) -> N
     fed = await watch.value(FED)
     async with between(watch.port) as (proxy, port):
         client = await kind.ask(port, f"{kind.name}: " + "word " * LONG, 5)
-        await watch.until(lambda metrics: value(metrics, FED) > fed)
+        await watch.until(lambda metrics: total(metrics, FED) > fed)
 
         await gone(client, way, proxy, watch)
 
@@ -153,7 +153,7 @@ async def test_while_it_is_answered(kind: Kind, watch: Watch) -> None:
         tokens = await watch.value(TOKENS)
         async with between(watch.port) as (proxy, port):
             client = await kind.ask(port, f"Tell me a story, number {n}.", ENDLESS)
-            await watch.until(lambda metrics, tokens=tokens: value(metrics, TOKENS) > tokens)
+            await watch.until(lambda metrics, tokens=tokens: total(metrics, TOKENS) > tokens)
             if kind.streams:
                 await client.begun()
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 from between import reset
-from leaving import KINDS, NATIVE, PATIENCE, SOCKET, HttpClient, Kind, Way, outcomes, value
+from exposition import total
+from leaving import KINDS, NATIVE, PATIENCE, SOCKET, HttpClient, Kind, Way, outcomes
 from product import Up, start_up
 from websockets.asyncio.client import connect
 
@@ -74,8 +75,8 @@ async def until(http: httpx.AsyncClient, condition: Callable[[str], bool]) -> st
 
 def held(metrics: str) -> int:
     """Requests that wait or run."""
-    running = value(metrics, 'headrace_slots_processing{agent="agent-1"}')
-    return int(running + value(metrics, "headrace_requests_buffered"))
+    running = total(metrics, 'headrace_slots_processing{agent="agent-1"}')
+    return int(running + total(metrics, "headrace_requests_buffered"))
 
 
 def over(metrics: str) -> int:

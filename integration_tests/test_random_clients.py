@@ -3,11 +3,11 @@
 import asyncio
 import json
 import random
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
+from exposition import total
 from product import Up
 from websockets.asyncio.client import connect
 
@@ -97,8 +97,7 @@ def one_end(messages: list[dict[str, Any]]) -> Outcome:
 
 
 def outcomes_counted(metrics: str) -> int:
-    counts = re.findall(r'^headrace_requests_total\{outcome="\w+"\} (\S+)$', metrics, re.MULTILINE)
-    return sum(int(float(count)) for count in counts)
+    return int(total(metrics, "headrace_requests_total"))
 
 
 async def crowd(up: Up) -> list[Outcome]:

@@ -37,6 +37,7 @@ from integration_tests.chaos.ledger import (
 )
 from integration_tests.chaos.plan import LOSING, OF_BALANCER, Fault, Kind, Visit, faults, visit
 from integration_tests.helpers.product import Up, start_up
+from tests.helpers.exposition import by_label, total
 
 WARM_UP_VISITS = 20
 RETRY_PAUSE = 0.5
@@ -51,7 +52,6 @@ JOINED = re.compile(r"agent_id=(\w+) name=(\S+) joined$")
 LEFT = re.compile(r"agent_id=(\w+) left: (.*)$")
 MENTIONS = re.compile(r" (request_id=|agent_id=\w+ (name=\S+ joined|left: ))")
 DISPATCHED = re.compile(r"request_id=(\w+) agent_id=\w+ dispatched$", re.MULTILINE)
-COUNTED = re.compile(r'^headrace_requests_total\{outcome="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,15 +240,15 @@ async def _not_calm(running: Cluster) -> list[str]:
         ("headrace_agents", float(len(running.agents))),
         *((f'headrace_slots_processing{{agent="{a.name}"}}', 0.0) for a in running.agents),
     ):
-        values = [line.split()[-1] for line in text.splitlines() if line.startswith(f"{name} ")]
-        if [float(value) for value in values] != [wanted]:
-            found.append(f"{name} is {values} and not {wanted:g}")
+        if (value := total(text, name)) != wanted:
+            found.append(f"{name} is {value:g} and not {wanted:g}")
     return found
 
 
 async def _counts(http: httpx.AsyncClient) -> Counts:
     text = (await http.get("/metrics")).text
-    return Counts({outcome: int(float(count)) for outcome, count in COUNTED.findall(text)})
+    counts = by_label(text, "headrace_requests_total", "outcome")
+    return Counts({outcome: int(count) for outcome, count in counts.items()})
 
 
 def _footprints(running: Cluster) -> dict[str, Footprint]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from between import Between, reset
+from exposition import by_label
 from websockets.asyncio.client import ClientConnection, connect
 
 PATIENCE = 60.0
@@ -278,13 +279,5 @@ EMBEDDING_KINDS = [
 
 def outcomes(metrics: str) -> dict[str, int]:
     """How many requests have ended in which way."""
-    start = 'headrace_requests_total{outcome="'
-    lines = (line for line in metrics.splitlines() if line.startswith(start))
-    pairs = (line.removeprefix(start).split('"} ') for line in lines)
-    return {outcome: int(float(count)) for outcome, count in pairs}
-
-
-def value(metrics: str, series: str) -> float:
-    """Of one series; 0 if there is none."""
-    lines = (line for line in metrics.splitlines() if line.startswith(series + " "))
-    return next((float(line.rpartition(" ")[2]) for line in lines), 0.0)
+    counts = by_label(metrics, "headrace_requests_total", "outcome")
+    return {outcome: int(count) for outcome, count in counts.items()}

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import httpx
 from engines import HeldEngine, OneModel
-from leaving import PATIENCE, outcomes, value
+from exposition import total
+from leaving import PATIENCE, outcomes
 from serving import serving
 
 from agent.echo import EchoEmbedder
@@ -101,7 +102,7 @@ class Whole:
     @property
     def tokens(self) -> int:
         """Told to clients."""
-        return int(value(self._metrics, "headrace_tokens_generated_total"))
+        return int(total(self._metrics, "headrace_tokens_generated_total"))
 
     @property
     def _metrics(self) -> str:

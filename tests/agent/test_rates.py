@@ -9,6 +9,16 @@ def test_nothing_measured_is_not_zero() -> None:
     rates = Rates()
 
     assert (rates.prefill, rates.decode, rates.concurrency) == (None, None, None)
+    assert (rates.step_seconds, rates.step_tokens) == (None, None)
+
+
+def test_a_pass_takes_its_time_and_its_tokens_whatever_they_are_for() -> None:
+    rates = Rates()
+    rates.measured(seconds=0.5, rows=0, prompt_tokens=200)
+    rates.measured(seconds=0.1, rows=2, prompt_tokens=98)
+
+    assert rates.step_seconds == pytest.approx(0.3, rel=0.02)
+    assert rates.step_tokens == pytest.approx(150, rel=0.02)
 
 
 def test_a_pass_that_only_feeds_prompts_counts_as_prefill() -> None:

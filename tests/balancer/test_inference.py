@@ -313,7 +313,7 @@ async def test_a_cancel_right_behind_its_request_is_not_overtaken(
     await socket.send('{"Notification": {"StopRespondingTo": "x"}}')
     await ask(socket, "y")
 
-    await until(lambda: b'outcome="cancelled"} 1.0' in balancer.metrics.text())
+    await until(lambda: metric(balancer, 'headrace_requests_total{outcome="cancelled"}') == 1)
     await until(lambda: balancer.buffered == 1)
 
 

@@ -6,11 +6,12 @@ from played import Play, ask, metric
 
 from balancer.balancer import Balancer
 from balancer.exchange import Exchange
+from balancer.gauges import AgentGauges, Gauges
 from balancer.limits import MOST_CONSULTATIONS, MOST_UNREAD_EVENTS, Limit, LimitError
-from balancer.metrics import REFUSALS, AgentGauges, Gauges, LimitGauge, Metrics
+from balancer.metrics import REFUSALS, Metrics
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
-from common.messages import Busy, Detokenize, Failed, Figures, encode
+from common.messages import Busy, Detokenize, Failed, encode
 
 
 def test_every_metric_is_there_from_the_start() -> None:
@@ -40,74 +41,16 @@ def test_every_metric_is_there_from_the_start() -> None:
     assert 'headrace_slots_processing{agent="a"} 1.0' in lines
 
 
-def test_agents_of_one_name_are_one_series() -> None:
-    agents = [AgentGauges("a", 4, 1), AgentGauges("a", 2, 2), AgentGauges(None, 1, 0)]
-
-    lines = Metrics(lambda: Gauges(0, agents)).text().decode().splitlines()
-
-    assert [line for line in lines if line.startswith("headrace_slots{")] == [
-        'headrace_slots{agent="a"} 6.0',
-        'headrace_slots{agent="unnamed"} 1.0',
-    ]
-    assert "headrace_agents 3.0" in lines
-
-
-def test_what_an_agents_scheduler_says_is_shown() -> None:
-    figures = Figures(
-        cells_total=100,
-        cells_running=30,
-        cells_cached=20,
-        prompt_tokens_fed=7,
-        prompt_tokens_cached=5,
-        pauses=2,
-        waiting=1,
-        prefill_rate=None,
-        decode_rate=80.0,
-        concurrency=2.5,
-    )
-    agents = [AgentGauges("a", 4, 1, figures, step_age=0.25), AgentGauges("a", 4, 0)]
-
-    lines = Metrics(lambda: Gauges(0, agents)).text().decode().splitlines()
-
-    assert set(lines) >= {
-        'headrace_kv_cells{agent="a",state="free"} 50.0',
-        'headrace_kv_cells{agent="a",state="cached"} 20.0',
-        'headrace_kv_cells{agent="a",state="running"} 30.0',
-        'headrace_scheduler_prompt_tokens_total{agent="a",source="fed"} 7.0',
-        'headrace_scheduler_prompt_tokens_total{agent="a",source="cached"} 5.0',
-        'headrace_scheduler_pauses_total{agent="a"} 2.0',
-        'headrace_scheduler_waiting{agent="a"} 1.0',
-        'headrace_decode_tokens_per_second{agent="a"} 80.0',
-        'headrace_concurrent_sequences{agent="a"} 2.5',
-        'headrace_step_age_seconds{agent="a"} 0.25',
-    }
-    assert not [line for line in lines if line.startswith("headrace_prefill_tokens_per_second{")]
-
-
 def test_two_balancers_do_not_share_counts() -> None:
     one, other = (Metrics(lambda: Gauges(0, [])) for _ in range(2))
 
-    one.tokens.inc()
+    one.of(None).tokens += 1
 
-    assert b"headrace_tokens_generated_total 1.0" in one.text()
-    assert b"headrace_tokens_generated_total 0.0" in other.text()
+    assert b'headrace_tokens_generated_total{model="other"} 1.0' in one.text()
+    assert b'headrace_tokens_generated_total{model="other"} 0.0' in other.text()
 
 
 # Limits
-
-
-def test_a_limit_is_shown_with_what_is_used_of_it() -> None:
-    limits = [LimitGauge(Limit.AGENTS, 5, 2), LimitGauge(Limit.MAX_TOKENS, None, None)]
-
-    lines = Metrics(lambda: Gauges(0, [], limits=limits)).text().decode().splitlines()
-
-    assert [line for line in lines if line.startswith("headrace_limit{")] == [
-        'headrace_limit{limit="agents"} 5.0',
-        'headrace_limit{limit="max_tokens"} +Inf',
-    ]
-    assert [line for line in lines if line.startswith("headrace_limit_used{")] == [
-        'headrace_limit_used{limit="agents"} 2.0'
-    ]
 
 
 def test_a_refusal_is_counted_by_its_code_and_by_the_bound_that_it_is_beyond() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from answers import content
+from exposition import total
 
 from balancer.balancer import Balancer
 from balancer.exchange import Exchange
@@ -181,8 +182,5 @@ class Until(Protocol):
 
 
 def metric(balancer: Balancer, series: str) -> float:
-    """The value of a series, such as ``headrace_requests_total{outcome="stop"}``; 0 if none."""
-    for line in balancer.metrics.text().decode().splitlines():
-        if line.startswith(series + " "):
-            return float(line.rpartition(" ")[2])
-    return 0.0
+    """The sum of all series that have these labels, such as ``headrace_requests_total{outcome="stop"}``."""
+    return total(balancer.metrics.text().decode(), series)
