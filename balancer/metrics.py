@@ -5,7 +5,13 @@ Counts of what happened are kept here, those of requests in ``meters``; what *is
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -13,6 +19,8 @@ from balancer.gauges import Gauges, families
 from balancer.limits import Limit
 from balancer.meters import WAITS, Meters, ModelMeter
 from common.errors import ErrorCode, RequestError
+
+disable_created_metrics()  # else each has a second one beside it, which tells when it was made
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8; escaping=values"
 
