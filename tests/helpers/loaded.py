@@ -1,7 +1,7 @@
 """The metrics of a balancer that has served, refused and lost: real routes, links and agents."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 import httpx
@@ -31,6 +31,7 @@ async def metrics_after_load() -> str:
             async with _agents(balancer, "gone"):
                 await _serve(client)
             await _serve(client)
+            await _until(balancer, lambda: _has_figures(balancer))
             text = (await client.get("/metrics")).text
         balancer.close()
     return text
@@ -55,13 +56,26 @@ async def _agents(balancer: Balancer, *names: str) -> AsyncGenerator[None]:
     async with asyncio.TaskGroup() as group:
         for agent in agents:
             group.create_task(agent.run())
-        async with asyncio.timeout(30):
-            while sum(a.status.slots_total > 0 for a in balancer.agents) < before + len(agents):
-                await balancer.changes.after(balancer.changes.count)
+        await _until(
+            balancer,
+            lambda: sum(a.status.slots_total > 0 for a in balancer.agents) == before + len(agents),
+        )
         yield
         for agent in agents:
             agent.stop()
     await listener.stop()
+
+
+async def _until(balancer: Balancer, condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await balancer.changes.after(balancer.changes.count)
+
+
+def _has_figures(balancer: Balancer) -> bool:
+    """An agent has told how its passes were, which it does a moment later."""
+    figures = [agent.status.figures for agent in balancer.agents]
+    return any(each.prefill_rate and each.decode_rate for each in figures)
 
 
 def _agent(port: int, name: str) -> Agent:
