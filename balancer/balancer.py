@@ -675,6 +675,8 @@ class Balancer:
         if not request.is_under_way:
             request.is_under_way = True
             self._dispatcher.start(event.request_id)
+            if request.record.started is not None:
+                self.records.went_on(request.record)
         is_token = isinstance(event, TokenGenerated)
         if request.record.started is None:
             self.records.started(request.record, with_token=is_token)

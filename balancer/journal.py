@@ -43,6 +43,8 @@ class What(enum.StrEnum):
     WAITS_FOR_CELLS = "waits_for_cells"
     PAUSED = "paused"
     FIRST_TOKEN = "first_token"
+    WENT_ON = "went_on"
+    """On another agent, where the first had left off."""
     CANCELLED = "cancelled"
     OVER = "over"
 

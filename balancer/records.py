@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from time import monotonic, time
+from typing import Protocol
 
 from balancer.exchange import Timing
 from balancer.history import History, Load
@@ -31,9 +32,20 @@ NOTES = {
 }
 
 
+class Observer(Protocol):
+    """Is told of each request."""
+
+    def arrived(self, record: Record, /) -> None:
+        """In the context of the client's own call."""
+        ...
+
+    def over(self, record: Record, /) -> None: ...
+
+
 @dataclass(slots=True)
 class Records:
     metrics: Metrics
+    observer: Observer | None = None
     journal: Journal = field(default_factory=Journal)
     incidents: Incidents = field(default_factory=Incidents)
     history: History = field(default_factory=History)
@@ -47,6 +59,8 @@ class Records:
         record = self.journal.begin(request_id, terms, now=monotonic(), at=time())
         record.model_name = model
         log.info("request_id=%s route=%s model=%s arrived", request_id, terms.route, model)
+        if self.observer is not None:
+            self.observer.arrived(record)
         return record
 
     def waits(self, record: Record, why: str) -> None:
@@ -98,6 +112,11 @@ class Records:
             self.history.got_first_token(seconds)
             by = Decider.SCHEDULER
             record.decide(What.FIRST_TOKEN, by=by, now=now, agent=record.agent)
+
+    def went_on(self, record: Record) -> None:
+        """The first event has come from the agent that has it now; it is not the first one that had it."""
+        by = Decider.SCHEDULER
+        record.decide(What.WENT_ON, by=by, now=monotonic(), agent=record.agent)
 
     def got_token(self, record: Record) -> None:
         now = monotonic()
@@ -168,4 +187,6 @@ class Records:
         self.outcomes[outcome] += 1
         self.metrics.of(record.model_name).over(record.terms.route, outcome, now - record.arrived)
         self.journal.end(record, outcome, now=now, message=message)
+        if self.observer is not None:
+            self.observer.over(record)
         return now

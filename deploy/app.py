@@ -9,7 +9,7 @@ import logging
 import os
 import ssl
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
@@ -35,6 +35,9 @@ from deploy.model import parse_model
 from deploy.settings import NODE, BalancerSettings, SupervisorSettings
 from deploy.tls import own_certificate, server_context
 from deploy.version import code_version
+
+if TYPE_CHECKING:
+    from deploy.traces import Traces
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +89,8 @@ class BalancerReplica:
         kept = store.load()
         self._balancer.want(first if kept is None else kept.merged(first))
         self._wishes = Wishes(self._balancer, store)
+        self._traces = open_traces(settings.traces)
+        self._balancer.records.observer = self._traces
         self._origins = settings.origins
         self._listener = AgentListener(self._balancer)
         port = await self._listener.start(
@@ -106,7 +111,7 @@ class BalancerReplica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         app = create_app(self._balancer, self._wishes, origins=self._origins, keys=self._keys)
-        return HeldBack(app)
+        return HeldBack(app if self._traces is None else self._traces.noting(app))
 
     async def check_health(self) -> None:
         """Held back: Serve learns at once that an actor has died if a question to it is open, and
@@ -132,6 +137,16 @@ class BalancerReplica:
         self._beating.cancel()
         await asyncio.gather(self._beating, return_exceptions=True)
         await self._listener.stop()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
+
+
+def open_traces(address: str | None) -> "Traces | None":
+    if address is None:
+        return None
+    from deploy.traces import Traces  # its libraries are not needed otherwise
+
+    return Traces(address)
 
 
 def supervisor_settings(settings: BalancerSettings, keys: Keys) -> SupervisorSettings:

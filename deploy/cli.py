@@ -64,6 +64,7 @@ from deploy.options import (
     TlsAuthorities,
     TlsCertificate,
     TlsKey,
+    TracesAddress,
     ValueType,
     agent_settings,
     check_address,
@@ -186,6 +187,7 @@ def up(
         typer.Option("--insecure", help="Allow a --host that others can reach without keys."),
     ] = False,
     log_format: Logs = LogFormat.PLAIN,
+    traces: TracesAddress = None,
 ) -> None:
     """Start everything on this machine: Ray, the balancer and agents."""
     if port == agent_port:
@@ -196,6 +198,8 @@ def up(
     check_certificate(tls_cert, tls_key)
     if keys is not None and not is_secret(keys):
         _say(f"others on this machine can read {keys}: chmod 600 {keys}")
+    if traces is not None:
+        check_address(traces, "--traces", "http://HOST:PORT/v1/traces")
     if engine is EngineKind.LLAMA:
         model = check_model(str(default_model()) if model is None else model)
     if state is not None:
@@ -254,6 +258,7 @@ def up(
         tls_cert=None if tls_cert is None else tls_cert.absolute(),
         tls_key=None if tls_key is None else tls_key.absolute(),
         log_format=log_format,
+        traces=traces,
     )
 
     def work(folder: str) -> int:

@@ -205,6 +205,15 @@ Logs = Annotated[
     ),
 ]
 
+TracesAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--traces",
+        help="Send a trace of each request to this collector of OpenTelemetry, over OTLP/HTTP: "
+        "http://127.0.0.1:4318/v1/traces. Default: none are made.",
+    ),
+]
+
 
 def parse_api(name: str) -> Api | None:
     """None: find out."""
@@ -431,7 +440,7 @@ def check_balancer(url: str) -> None:
         )
 
 
-def check_address(url: str) -> None:
+def check_address(url: str, option: str = "ADDRESS", example: str = "http://HOST:PORT") -> None:
     try:
         parts = urlsplit(url)
         good = parts.scheme in {"http", "https"} and parts.port != 0
@@ -440,7 +449,7 @@ def check_address(url: str) -> None:
     except ValueError:
         good, host = False, b""
     if not (good and host):
-        raise typer.BadParameter(f"{url!r} is not http://HOST:PORT", param_hint="'ADDRESS'")
+        raise typer.BadParameter(f"{url!r} is not {example}", param_hint=f"'{option}'")
 
 
 def check_host(host: str, keys: Keys, *, insecure: bool) -> None:

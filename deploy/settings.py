@@ -112,6 +112,8 @@ class BalancerSettings(BaseModel):
     """For the agents' listener; the clients' is Serve's, which has options of its own for it."""
     log_format: LogFormat = LogFormat.PLAIN
     """Of the balancer, the supervisor and the agents of fleets."""
+    traces: str | None = None
+    """Where spans are sent over OTLP/HTTP; None: nowhere."""
 
     @model_validator(mode="after")
     def _has_both_or_none(self) -> Self:

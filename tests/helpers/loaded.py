@@ -26,9 +26,9 @@ async def metrics_after_load() -> str:
         url = f"http://127.0.0.1:{port}"
         async with (
             httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client,
-            _agents(balancer, "one", "other"),
+            agents(balancer, "one", "other"),
         ):
-            async with _agents(balancer, "gone"):
+            async with agents(balancer, "gone"):
                 await _serve(client)
             await _serve(client)
             await _until(balancer, lambda: _has_figures(balancer))
@@ -48,7 +48,8 @@ async def _serve(client: httpx.AsyncClient) -> None:
 
 
 @asynccontextmanager
-async def _agents(balancer: Balancer, *names: str) -> AsyncGenerator[None]:
+async def agents(balancer: Balancer, *names: str) -> AsyncGenerator[None]:
+    """With these agents, of two slots each, which say prompts back."""
     listener = AgentListener(balancer)
     port = await listener.start("127.0.0.1", 0)
     agents = [_agent(port, name) for name in names]
