@@ -122,6 +122,8 @@ class Link:
         self._frames: deque[Step | Status | Noted] = deque()
         self._status_changed = False
         self._description_changed = False
+        self._complaint = ""
+        """Why there is no link, as the log has it; empty: there is one, or none was tried."""
         self._closing = False
         self._wake = asyncio.Event()
 
@@ -172,6 +174,7 @@ class Link:
                     **self._options,
                 ) as socket:
                     log.info("linked to %s", self._url)
+                    self._complaint = ""
                     waits = delays(chance)
                     await self._serve(socket)
             except InvalidURI as error:
@@ -180,11 +183,17 @@ class Link:
                 reason = KEY_REFUSALS.get(error.response.status_code)
                 if reason is not None:
                     raise LinkRefusedError(f"{self._url}: {reason}") from error
-                log.info("no link to %s yet: %s", self._url, error)
+                self._complain(error)
             except (OSError, TimeoutError, InvalidHandshake) as error:
-                log.info("no link to %s yet: %s", self._url, error)
+                self._complain(error)
             if not self._closing:
                 await asyncio.sleep(next(waits))
+
+    def _complain(self, error: Exception) -> None:
+        """Once for each reason, however often it is tried."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            log.info("no link to %s yet: %s", self._url, error)
 
     async def _serve(self, socket: ClientConnection) -> None:
         """Carry frames until the link is closed or lost."""

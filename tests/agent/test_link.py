@@ -95,12 +95,16 @@ async def test_an_agent_whose_key_is_refused_does_not_try_again(
     assert "the-key" not in str(caught.value)
 
 
-async def test_an_agent_that_is_told_to_come_again_does() -> None:
-    door = Door(HTTPStatus.SERVICE_UNAVAILABLE)
+async def test_an_agent_that_is_told_to_come_again_does_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "agent.link")
+    door = Door(HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE)
     async with door.open() as url, dialling(url, Credentials("the-key")):
         await door.let_in()
 
-    assert door.shown == ["Bearer the-key"] * 2
+    assert door.shown == ["Bearer the-key"] * 3
+    assert [line.partition(" ")[0] for line in caplog.messages[:2]] == ["no", "linked"]
 
 
 async def test_an_agent_speaks_tls(tmp_path: Path) -> None:
