@@ -16,6 +16,7 @@ from common.models import (
     NoModel,
     UrlModel,
 )
+from deploy.logs import LogFormat
 from deploy.settings import AgentSettings, BalancerSettings, EngineKind, from_line, to_line
 
 MODELS: list[ModelReference | None] = [
@@ -49,6 +50,7 @@ def test_agents_settings_come_back_from_one_line(pinned: ModelReference | None) 
         tls_ca="/ca.pem",
         tls_pin="/own.pem",
         tls_pin_text="a text\nof lines\n",
+        log_format=LogFormat.JSON,
     )
 
     line = to_line(settings)
