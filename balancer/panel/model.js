@@ -1,0 +1,156 @@
+// The model page: what all agents are to run. A draft is edited, and put whole.
+
+import { ask, askJson } from './api.js';
+import { badge, inOrder, issues, nameOf, progress } from './agents.js';
+import { draftOf, edit, wishOf } from './draft.js';
+import { count, fileName, NONE } from './format.js';
+import { html, live, nothing, repeat } from './lit.js';
+import { parametersForm } from './parameters.js';
+import { fields } from './schema.js';
+import { perform, state, update } from './store.js';
+import { templateForm } from './template.js';
+
+export const title = 'Model';
+
+const STATE = 'api/v1/balancer_desired_state';
+
+state.model = {
+  /** What the balancer said last: its desired state, and how it is called. */
+  stored: null,
+  wish: null,
+  form: null,
+  draft: null,
+  isEdited: false,
+  isLoading: false,
+  problem: null,
+};
+
+export function enter() {
+  if (!state.model.isEdited) load();
+}
+
+export function told() {
+  const wish = state.data.balancer.model?.wish_number;
+  const { model } = state;
+  if (model.stored && wish !== undefined && wish !== model.wish && !model.isEdited) load();
+}
+
+async function load() {
+  if (state.model.isLoading) return;
+  state.model.isLoading = true;
+  const wish = state.data.balancer.model?.wish_number ?? null;
+  try {
+    const [stored, { schema, defaults }] = await Promise.all([askJson('GET', STATE), askJson('GET', `${STATE}/schema`)]);
+    const form = { fields: fields(schema.properties.inference_parameters, schema), defaults: defaults.inference_parameters };
+    update(({ model }) => Object.assign(model, { stored, wish, form, draft: draftOf(stored), isEdited: false, problem: null }));
+  } catch (error) {
+    update(({ model }) => (model.problem = error.message));
+  } finally {
+    state.model.isLoading = false;
+  }
+}
+
+export function view(state) {
+  const { model } = state;
+  if (!model.draft) {
+    return html`<p class="empty">
+      ${model.problem ?? 'Loading …'} ${model.problem ? html`<button @click=${load}>Try again</button>` : nothing}
+    </p>`;
+  }
+  const { wish, problems } = wishOf(model);
+  return html`
+    <form class="model-form" novalidate @submit=${(event) => submit(event, wish, problems)}>
+      ${overtaken(state)} ${references(model.draft, problems)}
+      ${templateForm(state)} ${parametersForm(model, problems)} ${actions(state, problems)}
+    </form>
+    <section aria-labelledby="swap-title">
+      <h2 id="swap-title">Agents</h2>
+      ${swapProgress(state)}
+    </section>
+  `;
+}
+
+async function submit(event, wish, problems) {
+  event.preventDefault();
+  if (Object.keys(problems).length) {
+    event.target.querySelector('[aria-invalid=true]')?.focus();
+    return;
+  }
+  const put = async () => {
+    await ask('PUT', STATE, { body: wish });
+    update(({ model }) => (model.isEdited = false));
+    await load();
+  };
+  await perform('put desired state', put, 'The desired state is stored; the agents are told.');
+}
+
+function overtaken({ model, data }) {
+  const wish = data.balancer.model?.wish_number;
+  if (!model.isEdited || wish === undefined || wish === model.wish) return nothing;
+  return html`<p class="banner warn">
+    Somebody else has changed the desired state since you began.
+    <button type="button" @click=${discard}>Drop my changes and load it</button>
+  </p>`;
+}
+
+function discard() {
+  update(({ model }) => (model.isEdited = false));
+  load();
+}
+
+const references = (draft, problems) => html`
+  <fieldset>
+    <legend>Model</legend>
+    ${referenceField('model', 'Model', draft.model, problems.model, 'A path on the agents (agent:///models/a.gguf), an https address, or the address of a file on huggingface.co. Empty: none.')}
+    ${referenceField('projector', 'Projector for images', draft.projector, problems.projector, 'The multimodal projector (mmproj), written in the same way. Empty: none.')}
+  </fieldset>
+`;
+
+const referenceField = (name, label, value, problem, hint) => html`
+  <div class="field">
+    <label for="reference-${name}">${label}</label>
+    <input
+      id="reference-${name}"
+      type="text"
+      spellcheck="false"
+      autocomplete="off"
+      autocapitalize="off"
+      .value=${live(value)}
+      aria-invalid=${problem ? 'true' : nothing}
+      aria-describedby="hint-${name}"
+      @input=${(event) => edit({ [name]: event.target.value })}
+    />
+    <p id="hint-${name}" class=${problem ? 'problem' : 'hint'}>${problem ?? hint}</p>
+  </div>
+`;
+
+function actions({ model, busy }, problems) {
+  const number = Object.keys(problems).length;
+  return html`<div class="apply">
+    <button class="main" ?disabled=${busy.has('put desired state')}>Apply</button>
+    <button type="button" ?disabled=${!model.isEdited} @click=${discard}>Discard changes</button>
+    <span class=${number ? 'problem' : 'hint'}>
+      ${number ? `Not yet valid: ${number} field${number === 1 ? '' : 's'}.` : model.isEdited ? 'There are changes that are not applied.' : ''}
+    </span>
+  </div>`;
+}
+
+function swapProgress({ data, downloads }) {
+  const agents = inOrder(data.agents);
+  if (!agents.length) return html`<p class="empty">No agent is connected. The desired state is kept for those that come.</p>`;
+  return html`<ul class="rows">
+    ${repeat(
+      agents,
+      (agent) => agent.id,
+      (agent) => html`<li data-agent=${agent.id}>
+        <div class="row-head">
+          <strong>${nameOf(agent)}</strong> ${badge(agent)}
+          <span class="quiet">${agent.model ?? (agent.model_path ? fileName(agent.model_path) : NONE)}</span>
+          <span class="number quiet">${count(agent.slots)} slots</span>
+        </div>
+        ${progress(agent, downloads[agent.id])} ${issues(agent)}
+        ${agent.halts_rollout ? html`<p class="problem">The change stops here: no other agent changes until this one serves.</p>` : nothing}
+      </li>`,
+    )}
+  </ul>`;
+}

@@ -1,0 +1,180 @@
+// The prompt page: a conversation with a model over the websocket.
+
+import { fail, hear, isOpen, newAnswer, request, stop } from './conversation.js';
+import { forget, send, stopResponding } from './inference_socket.js';
+import { html, live, nothing, repeat } from './lit.js';
+import { messageView } from './message.js';
+import { state, tell, update } from './store.js';
+
+export const title = 'Prompt';
+
+const MOST_IMAGE_BYTES = 5_000_000;
+/** All of one message: they are sent as text, a third longer, and again with each further message. */
+
+state.prompt = {
+  messages: [],
+  text: '',
+  images: [],
+  system: '',
+  model: '',
+  maxTokens: '512',
+  temperature: '',
+  thinks: false,
+  /** Told to those who do not see it. */
+  said: '',
+};
+
+const set = (change) => update(({ prompt }) => Object.assign(prompt, change));
+
+const seconds = () => performance.now() / 1000;
+
+export const view = ({ prompt, data }) => html`
+  <div class="chat">
+    ${options(prompt, data.balancer.model?.models ?? [])}
+    <div class="messages" role="log" aria-live="off" aria-label="Conversation">
+      ${prompt.messages.length
+        ? repeat(prompt.messages, (message) => message.id, messageView)
+        : html`<p class="empty">Nothing has been said yet.</p>`}
+    </div>
+    <p class="hidden" role="status">${prompt.said}</p>
+    ${composer(prompt)}
+  </div>
+`;
+
+/** Keeps the newest text in sight, for whoever was there. */
+export function drawn(root, { prompt }) {
+  const messages = root.querySelector('.messages');
+  const answer = prompt.messages.at(-1);
+  if (!messages || !answer || answer.state !== 'writing') return;
+  const left = messages.scrollHeight - messages.clientHeight - messages.scrollTop;
+  if (left < 120) messages.scrollTop = messages.scrollHeight;
+}
+
+const options = (prompt, models) => html`
+  <details class="options">
+    <summary>Options</summary>
+    <div class="parameters">
+      <div class="field">
+        <label for="prompt-model">Model</label>
+        <select id="prompt-model" @change=${(event) => set({ model: event.target.value })}>
+          <option value="">any</option>
+          ${models.map((names) => html`<option value=${names[0]} .selected=${names[0] === prompt.model}>${names[0]}</option>`)}
+        </select>
+      </div>
+      ${numberField('prompt-max-tokens', 'Max tokens', prompt.maxTokens, '', (maxTokens) => set({ maxTokens }))}
+      ${numberField('prompt-temperature', 'Temperature', prompt.temperature, 'as the desired state says', (temperature) => set({ temperature }))}
+      <label class="check">
+        <input type="checkbox" .checked=${live(prompt.thinks)} @change=${(event) => set({ thinks: event.target.checked })} />
+        Thinking
+      </label>
+      <div class="field wide">
+        <label for="prompt-system">System prompt</label>
+        <textarea id="prompt-system" rows="2" .value=${live(prompt.system)} @input=${(event) => set({ system: event.target.value })}></textarea>
+      </div>
+    </div>
+  </details>
+`;
+
+const numberField = (id, label, value, placeholder, change) => html`<div class="field">
+  <label for=${id}>${label}</label>
+  <input id=${id} type="text" inputmode="decimal" autocomplete="off" placeholder=${placeholder} .value=${live(value)} @input=${(event) => change(event.target.value)} />
+</div>`;
+
+function composer(prompt) {
+  const answer = prompt.messages.at(-1);
+  const isRunning = answer !== undefined && answer.role === 'assistant' && isOpen(answer);
+  return html`<form class="composer" @submit=${submit}>
+    ${prompt.images.length
+      ? html`<ul class="thumbnails">
+          ${prompt.images.map(
+            (url, n) => html`<li>
+              <img src=${url} alt="Image ${n + 1}" />
+              <button type="button" class="small" aria-label="Remove image ${n + 1}" @click=${() => set({ images: prompt.images.filter((_, other) => other !== n) })}>×</button>
+            </li>`,
+          )}
+        </ul>`
+      : nothing}
+    <label class="hidden" for="prompt-text">Message</label>
+    <textarea id="prompt-text" rows="3" placeholder="Message" aria-describedby="prompt-hint" .value=${live(prompt.text)} @input=${(event) => set({ text: event.target.value })} @keydown=${enterSends}></textarea>
+    <p class="buttons">
+      <button class="main" ?disabled=${isRunning || !(prompt.text.trim() || prompt.images.length)}>Send</button>
+      <button type="button" ?disabled=${!isRunning} @click=${() => stopAnswer(answer)}>Stop</button>
+      <label class="button">
+        <input class="hidden" type="file" accept="image/*" multiple @change=${addImages} />
+        Add images
+      </label>
+      <button type="button" ?disabled=${isRunning || !prompt.messages.length} @click=${() => set({ messages: [] })}>New conversation</button>
+      <span id="prompt-hint" class="hint">Enter sends, Shift and Enter begin a new line.</span>
+    </p>
+  </form>`;
+}
+
+function enterSends(event) {
+  if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  event.target.form.requestSubmit();
+}
+
+async function addImages(event) {
+  const files = [...event.target.files];
+  event.target.value = '';
+  const total = files.reduce((sum, file) => sum + file.size, 0);
+  if (total > MOST_IMAGE_BYTES) {
+    tell(`These images are larger than ${MOST_IMAGE_BYTES / 1e6} MB together.`, 'bad');
+    return;
+  }
+  const images = await Promise.all(files.map(dataUri));
+  set({ images: [...state.prompt.images, ...images] });
+}
+
+const dataUri = (file) =>
+  new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.addEventListener('load', () => resolve(reader.result));
+    reader.addEventListener('error', () => reject(reader.error));
+    reader.readAsDataURL(file);
+  });
+
+function submit(event) {
+  event.preventDefault();
+  const { prompt } = state;
+  const last = prompt.messages.at(-1);
+  if ((last?.role === 'assistant' && isOpen(last)) || !(prompt.text.trim() || prompt.images.length)) return;
+  const maxTokens = Number(prompt.maxTokens);
+  const temperature = prompt.temperature.trim() === '' ? null : Number(prompt.temperature);
+  if (!Number.isInteger(maxTokens) || maxTokens < 1 || Number.isNaN(temperature)) {
+    tell('Max tokens is a whole number above 0, the temperature a number.', 'bad');
+    return;
+  }
+  const question = { id: newId(), role: 'user', text: prompt.text.trim(), images: prompt.images };
+  begin([...prompt.messages, question], { ...prompt, maxTokens, temperature });
+  set({ text: '', images: [], said: 'Sent.' });
+}
+
+/** `randomUUID` is there only in pages that came over TLS or from this machine. */
+const newId = () => `panel-${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 10)}`;
+
+function begin(messages, options) {
+  const id = newId();
+  set({ messages: [...messages, newAnswer(id, seconds())] });
+  const change = (next) =>
+    update(({ prompt }) => {
+      prompt.messages = prompt.messages.map((message) => (message.id === id ? next(message) : message));
+      const answer = prompt.messages.find((message) => message.id === id);
+      if (answer && !isOpen(answer)) prompt.said = `The answer is ${answer.state}.`;
+      if (answer === undefined || answer.usage || answer.state === 'failed') forget(id);
+    });
+  const lost = (why) => change((answer) => fail(answer, why, seconds()));
+  send(id, request(id, messages, options), {
+    hear: (message) => change((answer) => hear(answer, message, seconds())),
+    lost,
+  }).catch((error) => lost(error.message));
+}
+
+function stopAnswer({ id }) {
+  stopResponding(id);
+  update(({ prompt }) => {
+    prompt.messages = prompt.messages.map((message) => (message.id === id ? stop(message, seconds()) : message));
+    prompt.said = 'The answer is stopped.';
+  });
+}
