@@ -104,6 +104,7 @@ function options(kind, element, width) {
         stroke: color(name),
         width: 1.5,
         points: { show: Boolean(hasPoints), size: 5, fill: color(name) },
+        ...(hasPoints ? { paths: () => null } : {}),
       })),
     ],
   };

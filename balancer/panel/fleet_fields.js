@@ -1,10 +1,10 @@
 // All keys of a fleet: as texts in a form, and as the balancer takes them. Pure.
 
 import { changedReference, showReference } from './reference.js';
-import { readField } from './schema.js';
+import { readField, spoken } from './schema.js';
 
-const whole = (low, high) => ({ kind: 'whole', low, high, range: `from ${low} up to ${high}` });
-const number = (low, high) => ({ kind: 'number', low, high, range: `from ${low} up to ${high}` });
+const whole = (low, high) => ({ kind: 'whole', low, high, range: `from ${spoken(low)} to ${spoken(high)}` });
+const number = (low, high) => ({ kind: 'number', low, high, range: `from ${spoken(low)} to ${spoken(high)}` });
 const choice = (...choices) => ({ kind: 'choice', choices, range: '' });
 
 const CACHE_TYPES = ['F32', 'F16', 'BF16', 'Q8_0', 'Q4_0', 'Q4_1', 'IQ4_NL', 'Q5_0', 'Q5_1'];

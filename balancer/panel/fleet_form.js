@@ -53,7 +53,7 @@ export function fleetForm({ fleets: { form }, busy }) {
 
 function fieldView(form, field, path, problems) {
   const value = form.draft[path];
-  const about = [field.about, field.range].filter(Boolean).join(' ');
+  const about = html`${field.about} <span class="range">${field.range}</span>`;
   const change = (text) => set(form, path, text);
   if (field.kind !== 'choice') return textField(path, field.name, value, problems[path], about, change);
   return html`<div class="field">

@@ -42,10 +42,13 @@ function range(told, low, high) {
   return [from, to].filter(Boolean).join(', ');
 }
 
-const spoken = (value) => {
+/** Large powers of two, and what is one less, as people call them. */
+export function spoken(value) {
   const power = Math.log2(Math.abs(value));
-  return power >= 20 && Number.isInteger(power) ? `${value < 0 ? '−' : ''}2^${power}` : value.toLocaleString('en');
-};
+  if (power < 20) return value.toLocaleString('en');
+  if (Number.isInteger(power)) return `${value < 0 ? '−' : ''}2^${power}`;
+  return Number.isInteger(Math.log2(value + 1)) ? `2^${Math.log2(value + 1)} − 1` : value.toLocaleString('en');
+}
 
 /** The value of an input's text, or what is wrong with it. */
 export function readField({ kind, low, high, range }, text) {
