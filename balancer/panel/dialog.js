@@ -22,16 +22,20 @@ export function dialogView(state) {
   </dialog>`;
 }
 
+let shown;
+
 /** Opens or closes it as the state says. */
 export function syncDialog(root, state) {
   const element = root.querySelector('dialog');
   const dialog = state.dialogs[0];
-  if (dialog && !element.open) {
-    element.showModal();
-    element.querySelector('[data-first]')?.focus();
-  } else if (!dialog && element.open) {
+  if (dialog === shown) return;
+  shown = dialog;
+  if (!dialog) {
     element.close();
+    return;
   }
+  if (!element.open) element.showModal();
+  element.querySelector('[data-first]').focus();
 }
 
 function keyForm(dialog) {

@@ -32,7 +32,7 @@ function route() {
   const isAnother = page !== state.page;
   update((state) => {
     state.page = page;
-    state.argument = rest.length ? decodeURIComponent(rest.join('/')) : null;
+    state.argument = rest.length ? decoded(rest.join('/')) : null;
   });
   document.title = `${pages[page].title} · headrace`;
   pages[page].enter?.(state);
@@ -40,6 +40,14 @@ function route() {
     draw();
     root.querySelector('h1').focus();
     scrollTo(0, 0);
+  }
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
   }
 }
 

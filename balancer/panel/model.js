@@ -21,6 +21,8 @@ state.model = {
   form: null,
   draft: null,
   isEdited: false,
+  /** Somebody else has put another state since the draft was begun. */
+  isOvertaken: false,
   isLoading: false,
   problem: null,
 };
@@ -32,7 +34,18 @@ export function enter() {
 export function told() {
   const wish = state.data.balancer.model?.wish_number;
   const { model } = state;
-  if (model.stored && wish !== undefined && wish !== model.wish && !model.isEdited) load();
+  if (!model.stored || wish === undefined || wish === model.wish) return;
+  if (model.isEdited) compare(wish);
+  else load();
+}
+
+/** Fleets and what we have put ourselves count as wishes, too. */
+async function compare(wish) {
+  const { model } = state;
+  model.wish = wish;
+  const stored = await askJson('GET', STATE).catch(() => null);
+  const isSame = stored === null || JSON.stringify(stored) === JSON.stringify(model.stored);
+  if (!isSame && model.isEdited) update(() => (model.isOvertaken = true));
 }
 
 async function load() {
@@ -42,7 +55,7 @@ async function load() {
   try {
     const [stored, { schema, defaults }] = await Promise.all([askJson('GET', STATE), askJson('GET', `${STATE}/schema`)]);
     const form = { fields: fields(schema.properties.inference_parameters, schema), defaults: defaults.inference_parameters };
-    update(({ model }) => Object.assign(model, { stored, wish, form, draft: draftOf(stored), isEdited: false, problem: null }));
+    update(({ model }) => Object.assign(model, { stored, wish, form, draft: draftOf(stored), isEdited: false, isOvertaken: false, problem: null }));
   } catch (error) {
     update(({ model }) => (model.problem = error.message));
   } finally {
@@ -84,9 +97,8 @@ async function submit(event, wish, problems) {
   await perform('put desired state', put, 'The desired state is stored; the agents are told.');
 }
 
-function overtaken({ model, data }) {
-  const wish = data.balancer.model?.wish_number;
-  if (!model.isEdited || wish === undefined || wish === model.wish) return nothing;
+function overtaken({ model }) {
+  if (!model.isOvertaken) return nothing;
   return html`<p class="banner warn">
     Somebody else has changed the desired state since you began.
     <button type="button" @click=${discard}>Drop my changes and load it</button>

@@ -31,7 +31,7 @@ const seconds = () => performance.now() / 1000;
 export const view = ({ prompt, data }) => html`
   <div class="chat">
     ${options(prompt, data.balancer.model?.models ?? [])}
-    <div class="messages" role="log" aria-live="off" aria-label="Conversation">
+    <div class="messages" role="log" tabindex="0" aria-live="off" aria-label="Conversation">
       ${prompt.messages.length
         ? repeat(prompt.messages, (message) => message.id, messageView)
         : html`<p class="empty">Nothing has been said yet.</p>`}
