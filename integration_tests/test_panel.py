@@ -1,5 +1,5 @@
-"""The panel in the system's Chromium, before the running product: one ``headrace up`` whose agents,
-which need no model, come and go as each test wants them. Pictures of it are kept in ``test-output/``.
+"""The panel in the system's Chromium, before the running product: one ``headrace up`` whose agents come
+and go as each test wants them. Pictures of it are kept in ``test-output/``.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from product import Command, Up, free_port, start_up
 from balancer.keys import Role, first_key
 from deploy.access import fresh_keys, keep_secret
 from deploy.agents import ECHO_PACE
+from deploy.model import default_model
 
 PAGES = ("Dashboard", "Model", "Fleets", "Prompt", "Requests")
 
@@ -37,7 +38,7 @@ def browser() -> Generator[Browser]:
 
 @pytest.fixture(scope="module")
 def up(browser: Browser) -> Generator[Up]:
-    with start_up("--engine", "echo", "--agents", "0") as up:
+    with start_up("--agents", "0") as up:
         yield up
 
 
@@ -50,10 +51,12 @@ def window(browser: Browser, up: Up) -> Generator[Window]:
 
 
 @contextlib.contextmanager
-def agent(up: Up, name: str, *, pace: float = 0, slots: int = 2) -> Generator[Command]:
-    """An agent that serves; ``pace``: seconds for each token."""
+def agent(
+    up: Up, name: str, *, engine: str = "echo", pace: float = 0, slots: int = 2
+) -> Generator[Command]:
+    """An agent that serves; ``pace``: seconds that echo takes for each token."""
     command = Command(
-        *("agent", "--balancer", up.balancer, "--engine", "echo"),
+        *("agent", "--balancer", up.balancer, "--engine", engine),
         *("--name", name, "--slots", str(slots)),
         environment={ECHO_PACE: str(pace)},
     )
@@ -164,10 +167,10 @@ def test_busy_slots_are_seen(window: Window, up: Up) -> None:
 def test_a_swap_is_seen_as_it_goes(window: Window, up: Up) -> None:
     page = window.page
     let_go = threading.Event()
-    content = b"GGUF" + b"x" * 1_000_000
-    with FileServer() as server, agent(up, "swaps"):
+    content = default_model().read_bytes()
+    with FileServer() as server, agent(up, "swaps", engine="llama"):
         server.publish("/other.gguf", content)
-        server.plan("/other.gguf", stall_after(500_000, until=let_go, begun=threading.Event()))
+        server.plan("/other.gguf", stall_after(len(content) // 2, until=let_go, begun=threading.Event()))
         go(page, "Model")
         field = page.get_by_label("Model", exact=True)
         before = field.input_value()
@@ -193,7 +196,7 @@ def test_a_model_that_cannot_be_found_is_said_where_it_was_asked_for(
     window: Window, up: Up
 ) -> None:
     page = window.page
-    with FileServer() as server, agent(up, "lost"):
+    with FileServer() as server, agent(up, "lost", engine="llama"):
         go(page, "Model")
         field = page.get_by_label("Model", exact=True)
         before = field.input_value()
@@ -445,10 +448,10 @@ def test_keys_are_asked_for_and_kept_for_the_tab(browser: Browser, tmp_path: Pat
         dialog = page.get_by_role("dialog")
         expect(dialog).to_contain_text("A key for management")
         window.picture("key")
-        page.get_by_label("Key").fill("a-key-that-is-nobodys")
+        page.get_by_label("Key", exact=True).fill("a-key-that-is-nobodys")
         page.keyboard.press("Enter")
         expect(dialog).to_contain_text("this key is not known")
-        page.get_by_label("Key").fill(keys[Role.MANAGEMENT])
+        page.get_by_label("Key", exact=True).fill(keys[Role.MANAGEMENT])
         page.keyboard.press("Enter")
         expect(card(page, "agent-1")).to_be_visible()
 
@@ -456,7 +459,7 @@ def test_keys_are_asked_for_and_kept_for_the_tab(browser: Browser, tmp_path: Pat
         page.get_by_label("Message").fill("Hello there")
         page.keyboard.press("Enter")
         expect(dialog).to_contain_text("A key for inference")
-        page.get_by_label("Key").fill(keys[Role.INFERENCE])
+        page.get_by_label("Key", exact=True).fill(keys[Role.INFERENCE])
         page.keyboard.press("Enter")
         expect(page.get_by_role("article", name="Answer")).to_contain_text("Hello there")
 

@@ -233,7 +233,7 @@ def test_an_answer_is_put_together_with_thoughts_apart(run: Run) -> None:
 
     assert (answer["state"], answer["thoughts"], answer["text"]) == ("done", "hm", "<b>x")
     assert answer["agent"] == "a1"
-    assert timings == {"firstToken": 1, "tokens": 3, "rate": 2 / 3}
+    assert timings == {"firstToken": 1, "tokens": 3, "rate": 1}
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ function drainButton(agent, busy) {
   const done = agent.held ? `${name} takes requests again.` : `${name} finishes what runs and takes nothing new.`;
   const work = () => ask('POST', `api/v1/agent/${encodeURIComponent(agent.id)}/${verb}`);
   return html`<button
-    ?disabled=${busy.has(action)}
+    aria-disabled=${busy.has(action)}
     aria-label="${agent.held ? 'Undrain' : 'Drain'} ${name}"
     @click=${() => perform(action, work, done)}
   >

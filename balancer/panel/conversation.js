@@ -32,7 +32,7 @@ export function hear(answer, message, now) {
   const [[kind, value]] = typeof told === 'string' ? [[told, '']] : Object.entries(told);
   const heard = { ...answer, agent: message.Response.generated_by ?? answer.agent };
   if (kind === 'Done') {
-    return { ...heard, state: answer.state === 'stopped' ? 'stopped' : 'done', usage: value.usage, last: now };
+    return { ...heard, state: answer.state === 'stopped' ? 'stopped' : 'done', usage: value.usage };
   }
   if (kind in PARTS) {
     // What was on its way when it was stopped.

@@ -18,7 +18,7 @@ const edit = (change) =>
     fleets.form = { ...fleets.form, ...change };
   });
 
-const set = (form, path, value) => edit({ draft: { ...form.draft, [path]: value } });
+const set = (path, value) => edit({ draft: { ...state.fleets.form.draft, [path]: value } });
 
 function nameProblem({ name, newName }) {
   if (name !== null || NAME.test(newName)) return undefined;
@@ -26,16 +26,16 @@ function nameProblem({ name, newName }) {
 }
 
 export function fleetForm({ fleets: { form }, busy }) {
-  const { fleet, problems } = fleetOf(form.draft, form.before);
+  const { problems } = fleetOf(form.draft, form.before);
   const wrongName = nameProblem(form);
   // What was never touched is not yet complained about.
   const isTold = form.wasSent || form.newName !== '';
-  return html`<form class="card fleet-form" novalidate aria-labelledby="fleet-form-title" @submit=${(event) => submit(event, form, fleet, wrongName, problems)}>
+  return html`<form class="card fleet-form" novalidate aria-labelledby="fleet-form-title" @submit=${submit}>
     <h2 id="fleet-form-title">${form.name === null ? 'New fleet' : `Fleet ${form.name}`}</h2>
     ${form.name === null
       ? textField('name', 'Name', form.newName, isTold ? wrongName : undefined, 'Part of the names of its agents.', (value) => edit({ newName: value }))
       : nothing}
-    ${textField('model', 'Model', form.draft.model, problems.model, 'A path, https address or file on huggingface.co. Empty: the model of the desired state.', (value) => set(form, 'model', value))}
+    ${textField('model', 'Model', form.draft.model, problems.model, 'A path, https address or file on huggingface.co. Empty: the model of the desired state.', (value) => set('model', value))}
     ${GROUPS.map(
       (group) => html`<fieldset>
         <legend>${group.title}</legend>
@@ -45,7 +45,7 @@ export function fleetForm({ fleets: { form }, busy }) {
       </fieldset>`,
     )}
     <p class="buttons">
-      <button class="main" ?disabled=${busy.has('put fleet')}>${form.name === null ? 'Create' : 'Apply'}</button>
+      <button class="main" aria-disabled=${busy.has('put fleet')}>${form.name === null ? 'Create' : 'Apply'}</button>
       <a class="button" href="#fleets">Close</a>
     </p>
   </form>`;
@@ -54,7 +54,7 @@ export function fleetForm({ fleets: { form }, busy }) {
 function fieldView(form, field, path, problems) {
   const value = form.draft[path];
   const about = html`${field.about} <span class="range">${field.range}</span>`;
-  const change = (text) => set(form, path, text);
+  const change = (text) => set(path, text);
   if (field.kind !== 'choice') return textField(path, field.name, value, problems[path], about, change);
   return html`<div class="field">
     <label for="fleet-${path}">${field.name}</label>
@@ -80,9 +80,11 @@ const textField = (path, label, value, problem, hint, change) => html`<div class
   <p id="about-fleet-${path}" class=${problem ? 'problem' : 'hint'}>${problem ?? hint}</p>
 </div>`;
 
-async function submit(event, form, fleet, wrongName, problems) {
+async function submit(event) {
   event.preventDefault();
-  if (wrongName || Object.keys(problems).length) {
+  const { form } = state.fleets;
+  const { fleet, problems } = fleetOf(form.draft, form.before);
+  if (nameProblem(form) || Object.keys(problems).length) {
     const element = event.target;
     edit({ wasSent: true });
     requestAnimationFrame(() => element.querySelector('[aria-invalid=true]')?.focus());

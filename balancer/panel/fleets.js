@@ -73,7 +73,7 @@ const fleetCard = (name, told, state) => html`
     ${members(told.agents ?? [])} ${scaling(name, told.fleet, state)}
     <footer>
       <a class="button" href="#fleets/${name}" aria-label="Edit the fleet ${name}">Edit</a>
-      <button class="danger" aria-label="Delete the fleet ${name}" ?disabled=${state.busy.has(`delete ${name}`)} @click=${() => remove(name, told)}>
+      <button class="danger" aria-label="Delete the fleet ${name}" aria-disabled=${state.busy.has(`delete ${name}`)} @click=${() => remove(name, told)}>
         Delete
       </button>
     </footer>
@@ -110,7 +110,7 @@ const phases = (told) =>
     .join(' · ') || NONE;
 
 function scaling(name, fleet, { fleets, busy }) {
-  const typed = fleets.bounds[name] ?? { min: String(fleet.min), max: String(fleet.max) };
+  const typed = boundsOf(name, fleet, fleets);
   const isSame = typed.min === String(fleet.min) && typed.max === String(fleet.max);
   const bound = (key) => html`<label class="inline">
     ${key}
@@ -120,23 +120,28 @@ function scaling(name, fleet, { fleets, busy }) {
       max="1024"
       aria-label="${key} of the fleet ${name}"
       .value=${live(typed[key])}
-      @input=${(event) => type(name, { ...typed, [key]: event.target.value })}
+      @input=${(event) => type(name, key, event.target.value)}
     />
   </label>`;
-  return html`<form class="scale" @submit=${(event) => scale(event, name, typed)}>
+  return html`<form class="scale" @submit=${(event) => scale(event, name)}>
     ${bound('min')} ${bound('max')}
-    <button ?disabled=${isSame || busy.has(`scale ${name}`)} aria-label="Scale the fleet ${name}">Scale</button>
+    <button aria-disabled=${isSame || busy.has(`scale ${name}`)} aria-label="Scale the fleet ${name}">Scale</button>
   </form>`;
 }
 
-const type = (name, bounds) =>
+const boundsOf = (name, { min, max }, fleets) => ({ min: String(min), max: String(max), ...fleets.bounds[name] });
+
+const type = (name, key, text) =>
   update(({ fleets }) => {
-    fleets.bounds = { ...fleets.bounds, [name]: bounds };
+    fleets.bounds = { ...fleets.bounds, [name]: { ...fleets.bounds[name], [key]: text } };
   });
 
-async function scale(event, name, { min, max }) {
+async function scale(event, name) {
   event.preventDefault();
+  const { fleet } = state.data.fleets[name];
+  const { min, max } = boundsOf(name, fleet, state.fleets);
   const body = { min: Number(min), max: Number(max) };
+  if (body.min === fleet.min && body.max === fleet.max) return;
   const done = `The fleet ${name} is to have from ${min} to ${plural(body.max, 'agent')}.`;
   const work = () => ask('PATCH', `api/v1/fleets/${name}`, { body });
   if (await perform(`scale ${name}`, work, done)) update(({ fleets }) => delete fleets.bounds[name]);

@@ -70,9 +70,9 @@ export function view(state) {
       ${model.problem ?? 'Loading …'} ${model.problem ? html`<button @click=${load}>Try again</button>` : nothing}
     </p>`;
   }
-  const { wish, problems } = wishOf(model);
+  const { problems } = wishOf(model);
   return html`
-    <form class="model-form" novalidate @submit=${(event) => submit(event, wish, problems)}>
+    <form class="model-form" novalidate @submit=${submit}>
       ${overtaken(state)} ${references(model.draft, problems)}
       ${templateForm(state)} ${parametersForm(model, problems)} ${actions(state, problems)}
     </form>
@@ -83,10 +83,12 @@ export function view(state) {
   `;
 }
 
-async function submit(event, wish, problems) {
+async function submit(event) {
   event.preventDefault();
+  const { wish, problems } = wishOf(state.model);
   if (Object.keys(problems).length) {
-    event.target.querySelector('[aria-invalid=true]')?.focus();
+    const form = event.target;
+    requestAnimationFrame(() => form.querySelector('[aria-invalid=true]')?.focus());
     return;
   }
   const put = async () => {
@@ -139,8 +141,8 @@ const referenceField = (name, label, value, problem, hint) => html`
 function actions({ model, busy }, problems) {
   const number = Object.keys(problems).length;
   return html`<div class="apply">
-    <button class="main" ?disabled=${busy.has('put desired state')}>Apply</button>
-    <button type="button" ?disabled=${!model.isEdited} @click=${discard}>Discard changes</button>
+    <button class="main" aria-disabled=${busy.has('put desired state')}>Apply</button>
+    <button type="button" aria-disabled=${!model.isEdited} @click=${discard}>Discard changes</button>
     <span class=${number ? 'problem' : 'hint'}>
       ${number ? `Not yet valid: ${number} field${number === 1 ? '' : 's'}.` : model.isEdited ? 'There are changes that are not applied.' : ''}
     </span>

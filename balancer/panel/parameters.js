@@ -2,6 +2,7 @@
 
 import { edit } from './draft.js';
 import { html, live, nothing } from './lit.js';
+import { state } from './store.js';
 
 export function parametersForm({ form, draft }, problems) {
   const changed = form.fields.filter(({ name }) => isChanged(form, draft, name)).length;
@@ -19,7 +20,7 @@ export function parametersForm({ form, draft }, problems) {
 
 const isChanged = (form, draft, name) => String(draft.parameters[name]) !== String(form.defaults[name]);
 
-const set = (draft, name, value) => edit({ parameters: { ...draft.parameters, [name]: value } });
+const set = (name, value) => edit({ parameters: { ...state.model.draft.parameters, [name]: value } });
 
 function parameter(field, value, form, draft, problem) {
   const { name } = field;
@@ -31,19 +32,19 @@ function parameter(field, value, form, draft, problem) {
       <label for="parameter-${name}">${name}</label>
       ${changed
         ? html`<span class="tag busy">changed</span>
-            <button type="button" class="small" aria-label="Reset ${name}" @click=${() => set(draft, name, fallback)}>
+            <button type="button" class="small" aria-label="Reset ${name}" @click=${() => set(name, fallback)}>
               Reset
             </button>`
         : nothing}
     </div>
-    ${input(field, value, draft, problem)}
+    ${input(field, value, problem)}
     <p id="about-${name}" class=${problem ? 'problem' : 'hint'}>
       ${problem ?? html`${field.description ? html`${field.description} ` : nothing}<span class="range">${told.join(' · ')}</span>`}
     </p>
   </div>`;
 }
 
-function input(field, value, draft, problem) {
+function input(field, value, problem) {
   const id = `parameter-${field.name}`;
   const about = `about-${field.name}`;
   if (field.kind === 'switch') {
@@ -52,11 +53,11 @@ function input(field, value, draft, problem) {
       type="checkbox"
       aria-describedby=${about}
       .checked=${live(value)}
-      @change=${(event) => set(draft, field.name, event.target.checked)}
+      @change=${(event) => set(field.name, event.target.checked)}
     />`;
   }
   if (field.kind === 'choice') {
-    return html`<select id=${id} aria-describedby=${about} @change=${(event) => set(draft, field.name, event.target.value)}>
+    return html`<select id=${id} aria-describedby=${about} @change=${(event) => set(field.name, event.target.value)}>
       ${field.choices.map((choice) => html`<option value=${choice} .selected=${choice === value}>${choice}</option>`)}
     </select>`;
   }
@@ -68,6 +69,6 @@ function input(field, value, draft, problem) {
     aria-describedby=${about}
     aria-invalid=${problem ? 'true' : nothing}
     .value=${live(String(value))}
-    @input=${(event) => set(draft, field.name, event.target.value)}
+    @input=${(event) => set(field.name, event.target.value)}
   />`;
 }

@@ -89,7 +89,7 @@ function composer(prompt) {
           ${prompt.images.map(
             (url, n) => html`<li>
               <img src=${url} alt="Image ${n + 1}" />
-              <button type="button" class="small" aria-label="Remove image ${n + 1}" @click=${() => set({ images: prompt.images.filter((_, other) => other !== n) })}>×</button>
+              <button type="button" class="small" aria-label="Remove image ${n + 1}" @click=${() => set({ images: state.prompt.images.filter((other) => other !== url) })}>×</button>
             </li>`,
           )}
         </ul>`
@@ -97,13 +97,13 @@ function composer(prompt) {
     <label class="hidden" for="prompt-text">Message</label>
     <textarea id="prompt-text" rows="3" placeholder="Message" aria-describedby="prompt-hint" .value=${live(prompt.text)} @input=${(event) => set({ text: event.target.value })} @keydown=${enterSends}></textarea>
     <p class="buttons">
-      <button class="main" ?disabled=${isRunning || !(prompt.text.trim() || prompt.images.length)}>Send</button>
-      <button type="button" ?disabled=${!isRunning} @click=${() => stopAnswer(answer)}>Stop</button>
+      <button class="main" aria-disabled=${isRunning || !(prompt.text.trim() || prompt.images.length)}>Send</button>
+      <button type="button" aria-disabled=${!isRunning} @click=${stopAnswer}>Stop</button>
       <label class="button">
         <input class="hidden" type="file" accept="image/*" multiple @change=${addImages} />
         Add images
       </label>
-      <button type="button" ?disabled=${isRunning || !prompt.messages.length} @click=${() => set({ messages: [] })}>New conversation</button>
+      <button type="button" aria-disabled=${isRunning || !prompt.messages.length} @click=${clear}>New conversation</button>
       <span id="prompt-hint" class="hint">Enter sends, Shift and Enter begin a new line.</span>
     </p>
   </form>`;
@@ -171,7 +171,15 @@ function begin(messages, options) {
   }).catch((error) => lost(error.message));
 }
 
-function stopAnswer({ id }) {
+function clear() {
+  const last = state.prompt.messages.at(-1);
+  if (!last || last.role === 'user' || !isOpen(last)) set({ messages: [] });
+}
+
+function stopAnswer() {
+  const last = state.prompt.messages.at(-1);
+  if (last?.role !== 'assistant' || !isOpen(last)) return;
+  const { id } = last;
   stopResponding(id);
   update(({ prompt }) => {
     prompt.messages = prompt.messages.map((message) => (message.id === id ? stop(message, seconds()) : message));

@@ -117,7 +117,7 @@ const row = (request, { argument, busy }) => html`
     <td role="cell" class="actions">
       ${request.state === 'over'
         ? nothing
-        : html`<button class="small" aria-label="Cancel request ${request.id}" ?disabled=${busy.has(`cancel ${request.id}`)} @click=${() => cancel(request.id)}>
+        : html`<button class="small" aria-label="Cancel request ${request.id}" aria-disabled=${busy.has(`cancel ${request.id}`)} @click=${() => cancel(request.id)}>
             Cancel
           </button>`}
     </td>

@@ -1,5 +1,6 @@
 // The panel's one state. Views read it; whoever changes it says so with `update`, and it is drawn
-// anew before the next frame.
+// anew before the next frame. So whatever is done on an event looks at the state as it is then: what a
+// view was drawn from may be older.
 
 export const EMPTY = Object.freeze({
   agents: {},

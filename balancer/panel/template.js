@@ -93,7 +93,7 @@ const previewForm = (draft, preview, busy) => html`
     </label>
   </p>
   <p class="buttons">
-    <button type="button" ?disabled=${busy.has('preview')} @click=${() => show(draft, preview)}>Show the prompt</button>
+    <button type="button" aria-disabled=${busy.has('preview')} @click=${show}>Show the prompt</button>
     <span class="hint">${draft.usesTemplate && draft.template ? 'By the template above.' : 'By the template in use.'}</span>
   </p>
   <div aria-live="polite">
@@ -102,7 +102,9 @@ const previewForm = (draft, preview, busy) => html`
   </div>
 `;
 
-async function show(draft, preview) {
+async function show() {
+  const { preview } = state;
+  const { draft } = state.model;
   await perform('preview', async () => {
     try {
       const { text } = await askJson('POST', 'api/v1/chat_template_preview', {
