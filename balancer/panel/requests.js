@@ -71,17 +71,17 @@ function summary({ data }) {
   </p>`;
 }
 
-const lookUp = ({ wanted }) => html`<form
-  class="look-up"
-  @submit=${(event) => {
-    event.preventDefault();
-    if (wanted.trim()) location.hash = `requests/${encodeURIComponent(wanted.trim())}`;
-  }}
->
+const lookUp = ({ wanted }) => html`<form class="look-up" @submit=${explain}>
   <label for="wanted">Request id</label>
   <input id="wanted" type="text" spellcheck="false" autocomplete="off" autocapitalize="off" .value=${live(wanted)} @input=${(event) => update(({ requests }) => (requests.wanted = event.target.value))} />
   <button>Explain</button>
 </form>`;
+
+function explain(event) {
+  event.preventDefault();
+  const wanted = state.requests.wanted.trim();
+  if (wanted) location.hash = `requests/${encodeURIComponent(wanted)}`;
+}
 
 /** Roles are said since the rows are laid out as blocks on phones, where tables would lose theirs. */
 const table = (all, state) => html`
