@@ -18,6 +18,7 @@ from deploy.model import default_model
 
 LONGEST = (
     "test_up",
+    "test_panel",
     "test_swaps",
     "test_agent_process",
     "test_serve_failures",

@@ -188,17 +188,27 @@ def test_the_pace_of_a_download_is_that_of_the_last_seconds(run: Run) -> None:
         "downloads.js",
         "(() => { let seen = {}; for (const [at, current] of a[0]) seen ="
         " m.observe(seen, {x: {download: {filename: 'f', current}}}, at);"
-        " return [seen.x.samples.length, m.pace(seen.x, {current: 1200, total: 2200})]; })()",
+        " return [seen.x.samples.length, m.pace(seen.x, {current: 1200, total: 2200}, a[1])]; })()",
         told,
+        110,
     )
 
     assert seen == 2
     assert pace == {"rate": 100, "left": 10}
 
 
+def test_a_download_that_stands_still_is_told_as_slower_and_slower(run: Run) -> None:
+    seen = {"samples": [{"at": 0, "current": 0}, {"at": 1, "current": 100}]}
+    file = {"current": 100, "total": 200}
+
+    paces = run("downloads.js", "[1, 10, 100].map(at => m.pace(a[0], a[1], at).rate)", seen, file)
+
+    assert paces == [100, 10, 1]
+
+
 def test_nothing_is_said_of_a_download_that_has_only_begun(run: Run) -> None:
     assert run(
-        "downloads.js", "m.pace({samples: [{at: 1, current: 5}]}, {current: 5, total: 9})"
+        "downloads.js", "m.pace({samples: [{at: 1, current: 5}]}, {current: 5, total: 9}, 2)"
     ) == {"rate": None, "left": None}
 
 

@@ -103,7 +103,7 @@ function figures({ figures: told = {}, step_age: age }) {
 export function progress(agent, seen) {
   const { download } = agent;
   if (!download) return nothing;
-  const { rate, left } = pace(seen, download);
+  const { rate, left } = pace(seen, download, Date.now() / 1000);
   const parts = [
     download.total === null ? bytes(download.current) : `${bytes(download.current)} of ${bytes(download.total)}`,
     rate === null ? null : `${bytes(rate)}/s`,

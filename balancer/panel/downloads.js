@@ -19,12 +19,12 @@ export function observe(before, agents, at) {
   return next;
 }
 
-/** Bytes a second and seconds that are left; each null as long as it is not known. */
-export function pace(seen, download) {
+/** Bytes a second until now and seconds that are left; each null as long as it is not known. */
+export function pace(seen, download, at) {
   const first = seen?.samples[0];
   const last = seen?.samples.at(-1);
   if (!first || last.at <= first.at || last.current < first.current) return { rate: null, left: null };
-  const rate = (last.current - first.current) / (last.at - first.at);
+  const rate = (last.current - first.current) / (Math.max(at, last.at) - first.at);
   const isKnown = download.total !== null && rate > 0;
   return { rate, left: isKnown ? (download.total - download.current) / rate : null };
 }

@@ -135,7 +135,8 @@ const link = ({ id, arrived }, isShown) => html`
 
 function stateBadge({ state, outcome, message }) {
   if (state !== 'over') return html`<span class="badge ${state === 'waiting' ? 'warn' : 'busy'}">${state}</span>`;
-  const tone = outcome === 'stop' || outcome === 'length' ? 'good' : outcome === 'cancelled' ? 'quiet' : 'bad';
+  const isCancelled = outcome?.startsWith('cancelled');
+  const tone = outcome === 'stop' || outcome === 'length' ? 'good' : isCancelled ? 'quiet' : 'bad';
   return html`<span class="badge ${tone}" title=${message ?? nothing}>${words(outcome ?? 'over')}</span>`;
 }
 
