@@ -6,6 +6,7 @@ It decides nothing: ``deploy.bench_report`` plans what is sent when, and says wh
 import asyncio
 import enum
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
@@ -39,6 +40,10 @@ FIND_TIMEOUT = 5.0
 
 MOST_OF_AN_ERROR = 10_000
 """Bytes of the body of a refusal that are read."""
+
+
+STANDARD_OUTPUT = Path("-")
+"""As a file for JSON."""
 
 
 class Api(enum.StrEnum):
@@ -566,6 +571,9 @@ def _report(settings: BenchSettings, server: Server, bench: Bench, console: Cons
 
 
 def _write(file: Path, data: bytes) -> None:
+    if file == STANDARD_OUTPUT:
+        sys.stdout.buffer.write(data)
+        return
     try:
         file.write_bytes(data)
     except OSError as error:

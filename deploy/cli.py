@@ -8,32 +8,34 @@ import os
 import socket
 import sys
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
-from balancer.keys import OPEN, Role, read_keys
+from balancer.keys import OPEN, Role, first_key, read_keys
 from balancer.limits import Limits
 from common.errors import HeadraceError
 from common.models import KvLayout
 from deploy.access import KEYS, fresh_keys, is_secret, keep_secret
-from deploy.bench import Access, Api, Asking, BenchSettings, run_bench
-from deploy.bench_report import (
-    BenchError,
-    Closed,
-    Plan,
-    Target,
-    make_prompts,
-    make_warm_up,
-    picture_format,
-    poisson,
-)
+from deploy.bench_command import bench
 from deploy.keeper import become_keeper
 from deploy.logs import LogFormat
 from deploy.machine import address
 from deploy.model import default_model
+from deploy.operating import (
+    cancel,
+    chat,
+    drain,
+    explain,
+    scale,
+    status,
+    swap,
+    top,
+    undrain,
+)
 from deploy.options import (
     DEFAULTS,
     MODEL_HELP,
@@ -47,7 +49,6 @@ from deploy.options import (
     Engine,
     Flash,
     GpuLayers,
-    InferenceKeyFile,
     KeysFile,
     KeyType,
     Labels,
@@ -55,7 +56,6 @@ from deploy.options import (
     Logs,
     LongestGap,
     MainGpu,
-    ManagementKeyFile,
     MaxTokens,
     OpenRequests,
     Slots,
@@ -67,13 +67,11 @@ from deploy.options import (
     TracesAddress,
     ValueType,
     agent_settings,
-    check_address,
     check_authorities,
     check_balancer,
     check_certificate,
     check_fleets,
     check_host,
-    check_inference_key,
     check_keys,
     check_model,
     check_name,
@@ -82,8 +80,6 @@ from deploy.options import (
     check_own_key,
     check_state,
     engine_choices,
-    finite,
-    parse_api,
 )
 from deploy.session import run_apart
 from deploy.settings import (
@@ -94,7 +90,6 @@ from deploy.settings import (
     to_line,
 )
 from deploy.show_nodes import AsJson, ClusterFile, Here, Wait, show_nodes
-from deploy.status import show_status
 
 OWN_BALANCER = f"ws://127.0.0.1:{AGENT_PORT}"
 
@@ -103,7 +98,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 console = Console()
 
@@ -364,36 +358,21 @@ def agent(
 
 
 @app.command()
-def status(
-    host: Annotated[str, typer.Option("--host", help="Where the balancer is.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=1, max=65535, help="Its clients' port.")
-    ] = CLIENT_PORT,
-    key_file: ManagementKeyFile = None,
-    tls: Annotated[bool, typer.Option("--tls", help="Ask over TLS; so does --tls-ca.")] = False,
-    tls_ca: TlsAuthorities = None,
-) -> None:
-    """Show agents, slots and buffer."""
-    key = check_own_key(Role.MANAGEMENT, key_file)
-    over_tls = tls or tls_ca is not None
-    show_status(
-        address("https" if over_tls else "http", host, port),
-        console,
-        key=key,
-        tls=check_authorities(tls_ca) if over_tls else None,
-    )
-
-
-@app.command()
 def keys(
     output: Annotated[
         Path | None,
         typer.Option("--output", help="Write them to this new file, for its owner alone."),
     ] = None,
+    json: AsJson = False,
 ) -> None:
     """Make new keys, one for each role: the file that up takes with --keys."""
+    if json and output is not None:
+        raise typer.BadParameter("the file is none of JSON", param_hint="'--json'")
     if output is None:
-        sys.stdout.write(fresh_keys())
+        text = fresh_keys()
+        if json:
+            text = f"{dumps({role: first_key(text, role) for role in Role})}\n"
+        sys.stdout.write(text)
         return
     try:
         keep_secret(output, fresh_keys())
@@ -412,146 +391,8 @@ def nodes(
     raise typer.Exit(show_nodes(cluster, here=here, wait=wait, as_json=json, console=console))
 
 
-@app.command()
-def bench(
-    context: typer.Context,
-    address: Annotated[
-        str, typer.Argument(help="http://HOST:PORT of this or of any OpenAI-compatible server.")
-    ] = f"http://127.0.0.1:{CLIENT_PORT}",
-    api: Annotated[
-        Api | None,
-        typer.Option(
-            "--api",
-            parser=parse_api,
-            metavar=f"[auto|{'|'.join(Api)}]",
-            help="What to speak; 'openai' is chat. Default: auto, which asks the address.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="Its name there. Default: the first one.")
-    ] = None,
-    requests: Annotated[int, typer.Option("--requests", min=1, help="How many count.")] = 100,
-    warm_up: Annotated[
-        int, typer.Option("--warm-up", min=0, help="Requests before those, not counted.")
-    ] = 1,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            "--concurrency",
-            min=1,
-            help="So many clients, each sends its next request when its last is over. Default: 4.",
-        ),
-    ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            "--rate",
-            min=0.001,
-            callback=finite,
-            help="Instead: requests a second that come independently.",
-        ),
-    ] = None,
-    prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", min=1, help="Of each request's own, about.")
-    ] = 100,
-    shared_prefix_tokens: Annotated[
-        int,
-        typer.Option("--shared-prefix-tokens", min=0, help="The same before all of them, about."),
-    ] = 0,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Of each answer.")] = 64,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Let no answer end before --max-tokens.")
-    ] = False,
-    temperature: Annotated[
-        float,
-        typer.Option(
-            "--temperature", min=0, callback=finite, help="0: always the likeliest token."
-        ),
-    ] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of prompts and arrivals.")] = 0,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout", min=0.01, callback=finite, help="Seconds for each request as a whole."
-        ),
-    ] = 120.0,
-    ttft_target: Annotated[
-        float | None,
-        typer.Option(
-            "--ttft-target",
-            min=0,
-            callback=finite,
-            help="For goodput: seconds until the first token, at most.",
-        ),
-    ] = None,
-    gap_target: Annotated[
-        float | None,
-        typer.Option(
-            "--gap-target",
-            min=0,
-            callback=finite,
-            help="For goodput: seconds of any gap, at most.",
-        ),
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all that was measured to this file.")
-    ] = None,
-    picture: Annotated[
-        Path | None, typer.Option("--picture", help="Draw it: a .png or .svg file.")
-    ] = None,
-    key_file: InferenceKeyFile = None,
-    tls_ca: TlsAuthorities = None,
-) -> None:
-    """Measure a server: how many tokens a second, and how long its clients wait."""
-    if rate is not None and concurrency is not None:
-        raise typer.BadParameter("it cannot go with --concurrency", param_hint="'--rate'")
-    check_address(address)
-    access = Access(
-        check_inference_key(key_file), None if tls_ca is None else check_authorities(tls_ca)
-    )
-    for option, file in (("--json", json_file), ("--picture", picture)):
-        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-            raise typer.BadParameter(f"{file} cannot be a file", param_hint=f"'{option}'")
-    if picture is not None:
-        try:
-            picture_format(picture.name)  # a run of minutes must not be lost by it
-        except BenchError as error:
-            raise typer.BadParameter(str(error), param_hint="'--picture'") from error
-    arrivals = (
-        Closed(concurrency or 4) if rate is None else poisson(seed, requests=requests, rate=rate)
-    )
-    told = {**context.params}
-    if isinstance(arrivals, Closed):
-        told["concurrency"] = arrivals.clients
-    for name in ("json_file", "picture", "key_file", "tls_ca"):
-        del told[name]
-    settings = BenchSettings(
-        address=address,
-        api=api,
-        model=model,
-        asking=Asking(
-            max_tokens=max_tokens,
-            timeout=timeout,
-            temperature=temperature,
-            ignore_eos=ignore_eos,
-        ),
-        plan=Plan(
-            prompts=make_prompts(
-                seed,
-                requests=requests,
-                tokens=prompt_tokens,
-                shared_tokens=shared_prefix_tokens,
-            ),
-            arrivals=arrivals,
-            warm_up=make_warm_up(seed, requests=warm_up, tokens=prompt_tokens),
-        ),
-        target=Target(first=ttft_target, gap=gap_target),
-        access=access,
-        json_file=json_file,
-        picture_file=picture,
-        told=told,
-    )
-    raise typer.Exit(run_bench(settings, console))
+for command in (status, top, explain, drain, undrain, cancel, swap, scale, chat, bench):
+    app.command()(command)
 
 
 def main() -> NoReturn:

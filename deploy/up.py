@@ -24,9 +24,12 @@ from rich.console import Console
 
 from balancer.keys import Keys, Role, first_key, read_keys
 from common.errors import HeadraceError
+from common.models import IssueKind
 from deploy.access import OWN_KEY, find_keys, open_keys
+from deploy.load_bars import LoadBars, load_row
 from deploy.logs import VARIABLE, LogFormat, set_up
 from deploy.machine import address, is_loopback, stop_signals, why_not_listen
+from deploy.overview import Agent, StatusView
 from deploy.session import STOP_TIMEOUT
 from deploy.settings import AgentSettings, BalancerSettings
 from deploy.tls import pinned_context
@@ -200,15 +203,13 @@ async def _to_the_end(function: Callable[..., Any], *arguments: Any, **options: 
         raise
 
 
-def _greeting(
-    settings: UpSettings, agents: list[dict[str, Any]], fleets: dict[str, dict[str, Any]]
-) -> str:
+def _greeting(settings: UpSettings, agents: list[Agent], fleets: dict[str, dict[str, Any]]) -> str:
     keys = open_keys(settings.balancer.keys, {})
     certificate = settings.balancer.tls_cert
     lines = [f"headrace is ready at {settings.address}"]
-    slots = sum(agent["slots_total"] for agent in agents)
+    slots = sum(agent.slots for agent in agents)
     if slots:
-        models = dict.fromkeys(Path(agent["model_path"]).name for agent in agents)
+        models = dict.fromkeys(Path(agent.model_path or "").name for agent in agents)
         lines.append(f"  model   {', '.join(models)}")
         lines.append(f"  slots   {slots}, on {len(agents)} agent(s)")
     elif settings.agents:
@@ -220,6 +221,7 @@ def _greeting(
             f"  fleet   {name}, {fleet['min']} to {fleet['max']} agent(s) with {fleet['slots']} slots"
         )
     lines.append(f"  openai  {settings.address}/v1")
+    lines.append(f"  panel   {settings.address}/panel")
     lines.append(f"  join    {_join_line(settings, keys)}")
     if not is_loopback(settings.host) and certificate is None:
         lines.append("  keys and prompts can be read on their way: --tls-cert and --tls-key")
@@ -450,9 +452,7 @@ async def _agents(agents: tuple[AgentSettings, ...]) -> AsyncGenerator[list[Any]
             ray.kill(actor)
 
 
-async def _wait_for_slots(
-    settings: UpSettings, actors: list[Any], console: Console
-) -> list[dict[str, Any]]:
+async def _wait_for_slots(settings: UpSettings, actors: list[Any], console: Console) -> list[Agent]:
     """Until every agent has its slots, or no model is wanted; return what the agents say. Raises
     ``StartError`` if one cannot have them.
 
@@ -460,23 +460,28 @@ async def _wait_for_slots(
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + READY_TIMEOUT
-    told: dict[str, float] = {}
+    fetched: dict[str, int] = {}
     async with _open_client(settings) as client:
-        while loop.time() < end:
-            for actor in actors:
-                problem = await _problem(actor)
-                if problem is not None:
-                    raise StartError(f"an agent could not start: {problem}")
-            agents = await _ask(client, "/api/v1/agents")
-            state = await _ask(client, "/api/v1/balancer_desired_state")
-            if agents is not None and state is not None and len(agents["agents"]) >= len(actors):
-                linked = agents["agents"]
-                if state["model"] == "None" or all(agent["slots_total"] for agent in linked):
-                    return linked
-                await _refuse_if_stuck(client, linked)
-                if _show_downloads(linked, told, console):
-                    end = loop.time() + READY_TIMEOUT
-            await asyncio.sleep(POLL_INTERVAL)
+        with LoadBars(console) as bars:
+            while loop.time() < end:
+                for actor in actors:
+                    problem = await _problem(actor)
+                    if problem is not None:
+                        raise StartError(f"an agent could not start: {problem}")
+                told = await _ask(client, "/api/v1/overview")
+                if told is not None and len(told["agents"]) >= len(actors):
+                    view = StatusView.of(told)
+                    linked = list(view.agents.values())
+                    if view.model.desired is None or all(agent.slots for agent in linked):
+                        return linked
+                    _refuse_if_stuck(linked)
+                    rows = [load_row(agent) for agent in linked]
+                    bars.show(rows)
+                    now = {row.key: row.current for row in rows if row.is_download}
+                    if now != fetched:
+                        end = loop.time() + READY_TIMEOUT
+                    fetched = now
+                await asyncio.sleep(POLL_INTERVAL)
     raise StartError(f"no agent had a slot ready after {READY_TIMEOUT:g} s")
 
 
@@ -509,33 +514,14 @@ async def _ask(client: httpx.AsyncClient, route: str) -> dict[str, Any] | None:
     return response.json() if response.is_success else None
 
 
-async def _refuse_if_stuck(client: httpx.AsyncClient, agents: list[dict[str, Any]]) -> None:
+def _refuse_if_stuck(agents: list[Agent]) -> None:
     """Raises ``StartError`` if an agent will not serve, or found the model to be none."""
     for agent in agents:
-        stuck = agent["state_application_status"] == "Stuck"
-        if stuck or any("ModelCannotBeLoaded" in issue for issue in agent["issues"]):
-            told = await _ask(client, f"/api/v1/agent/{agent['id']}/status")
-            issues = told["status"]["issues"] if told else []
-            reasons = [f"{issue['kind']}: {issue['detail']}" for issue in issues]
-            raise StartError(f"an agent could not start: {'; '.join(reasons) or 'no reason given'}")
-
-
-def _show_downloads(agents: list[dict[str, Any]], told: dict[str, float], console: Console) -> bool:
-    """A line for each tenth of a file that has come. True if any file has got further."""
-    further = False
-    for agent in agents:
-        name, total = agent["download_filename"], agent["download_total"]
-        if name is None:
-            continue
-        current = agent["download_current"]
-        part = current / total if total else 0.0
-        key = f"{agent['id']} {name}"
-        further = further or current != told.get(f"{key} bytes")
-        told[f"{key} bytes"] = current
-        if part >= told.get(key, -1.0) + 0.1:
-            told[key] = part
-            console.print(f"{agent['name']}: fetching {name}, {part:.0%}", markup=False)
-    return further
+        if agent.application == "Stuck" or any(
+            issue.kind == IssueKind.MODEL_CANNOT_BE_LOADED for issue in agent.issues
+        ):
+            reasons = "; ".join(f"{issue.kind}: {issue.detail}" for issue in agent.issues)
+            raise StartError(f"an agent could not start: {reasons or 'no reason given'}")
 
 
 async def _report_losses(

@@ -1,0 +1,331 @@
+"""What ``headrace top`` shows: a view of the balancer becomes lines that fit the window. No I/O here:
+``now`` is an argument.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from deploy.overview import Agent, Fault, Fleet, Request, StatusView
+from deploy.terminal import bar, cell, one_line, part, seconds, size
+
+SPARK = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+
+STYLES = {
+    "ready": "green",
+    "held": "yellow",
+    "draining": "yellow",
+    "no_model": "dim",
+    "stuck": "bold red",
+    "retrying": "red",
+}
+"""Of agents' states; the others are on their way."""
+
+MOST_ERRORS = 3
+"""That are shown while there is anything else to see."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A table that may be cut. An empty line, its head, and a line for each row."""
+
+    columns: Sequence[Callable[[Table, str], None]]
+    rows: Sequence[Sequence[Text]]
+
+    def table(self, count: int) -> RenderableType:
+        """Of the first rows only. How many are left out stands in the head."""
+        hidden = len(self.rows) - count
+        table = Table(box=None, expand=True, pad_edge=False, padding=(0, 1), header_style="bold")
+        for n, add in enumerate(self.columns):
+            add(table, f" ({hidden} more)" if hidden and not n else "")
+        for row in self.rows[:count]:
+            table.add_row(*row)
+        return Group(Text(""), table)
+
+
+HEAD_LINES = 2
+
+
+def top_view(
+    view: StatusView, window: Window, *, url: str, now: float, lost: str | None = None
+) -> RenderableType:
+    """``now``: in seconds since 1970. ``lost``: why the status stream is lost; None: it is not."""
+    head = _head(view, window, url=url, now=now, lost=lost)
+    requests = sorted(view.requests.values(), key=lambda each: each.arrived)
+    parts = [
+        _agents(view.agents.values(), window),
+        _fleets(view.fleets),
+        _running([each for each in requests if each.state != "over"], now=now),
+        _errors(view.errors[:MOST_ERRORS], now=now),
+        _over([each for each in reversed(requests) if each.state == "over"]),
+    ]
+    there = [each for each in parts if each.rows]
+    granted = fit([len(each.rows) for each in there], window.height - len(head))
+    return Group(*head, *(each.table(n) for each, n in zip(there, granted, strict=True) if n))
+
+
+def fit(rows: Sequence[int], height: int) -> list[int]:
+    """How many rows of each table are shown: in turn each gets one more, as long as there are lines. Those
+    for which not even a head and a row are left, the last ones, get none.
+    """
+    granted = [0] * len(rows)
+    for n in range(len(rows)):
+        if height > HEAD_LINES:
+            granted[n] = 1
+            height -= HEAD_LINES + 1
+    while height > 0:
+        before = height
+        for n, count in enumerate(rows):
+            if height > 0 and 0 < granted[n] < count:
+                granted[n] += 1
+                height -= 1
+        if height == before:
+            break
+    return granted
+
+
+def _column(name: str, **options: Any) -> Callable[[Table, str], None]:
+    def add(table: Table, more: str) -> None:
+        table.add_column(cell(name + more), no_wrap=True, overflow="ellipsis", **options)
+
+    return add
+
+
+def _number(name: str) -> Callable[[Table, str], None]:
+    return _column(name, justify="right")
+
+
+def _wide(name: str) -> Callable[[Table, str], None]:
+    """It takes the room that the others leave."""
+    return _column(name, ratio=1)
+
+
+# The head
+
+
+def _head(
+    view: StatusView, window: Window, *, url: str, now: float, lost: str | None
+) -> list[Text]:
+    about = view.about
+    first = Text.assemble(("headrace", "bold"), f" {about.version}  {url}")
+    if about.started is not None:
+        first.append(f"  up {seconds(max(0.0, now - about.started))}", "dim")
+    if not about.accepts:
+        first.append("  accepts nothing new", "bold yellow")
+    if about.supervisor_silent_for is not None:
+        first.append(f"  supervisor silent for {seconds(about.supervisor_silent_for)}", "red")
+    if lost is not None:
+        first.append(f"  no connection: {one_line(lost)}; trying again", "bold red")
+    busy, slots = view.slots
+    ready = sum(agent.state == "ready" for agent in view.agents.values())
+    second = Text.assemble(
+        "agents ", (f"{ready}", "bold"), f" ready of {len(view.agents)}   slots ",
+        (f"{busy}", "bold"), f" of {slots} ", bar(busy, slots, width=16), "   buffer ",
+        (f"{view.buffer.waiting}", "bold yellow" if view.buffer.waiting else "bold"),
+        f" of {view.buffer.capacity} ({size(view.buffer.bytes)})",
+    )  # fmt: skip
+    counts = view.counts
+    third = Text.assemble(
+        "requests ", (f"{counts.running}", "bold"), " running ",
+        (f"{counts.waiting}", "bold"), " waiting   over ",
+    )  # fmt: skip
+    over = ", ".join(f"{one_line(name)} {count}" for name, count in counts.over.items())
+    third.append(over or "none", "dim")
+    rate = view.token_rate
+    fourth = Text.assemble(
+        ("" if rate is None else f"{rate:.1f}", "bold"), " tokens/s " if rate is not None else "",
+        (_spark(view, max(0, min(60, window.width - 60))), "cyan"),
+    )  # fmt: skip
+    first_token = next(
+        (each.first_token for each in reversed(view.history) if each.first_token is not None), None
+    )
+    if first_token is not None:
+        fourth.append(f"   first token after {seconds(first_token)}")
+    if view.model.desired is not None:
+        fourth.append(f"   model {one_line(view.model.desired)}", "dim")
+    lines = [first, second, third, fourth]
+    halted = [agent for agent in view.agents.values() if agent.halts_rollout]
+    if halted:
+        lines.append(Text("no further agent changes its model: one was lost in it", "bold red"))
+    lines += _complaints(view.agents.values())
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return [line for line in lines[: max(1, window.height - 3)] if line.plain]
+
+
+def _spark(view: StatusView, width: int) -> str:
+    history = view.history[-width - 1 :]
+    rates = [
+        (after.tokens - before.tokens) / max(0.1, after.at - before.at)
+        for before, after in pairwise(history)
+    ]
+    highest = max(rates, default=0.0)
+    if highest <= 0:
+        return ""
+    return "".join(SPARK[min(7, int(max(0.0, rate) / highest * 7.999))] for rate in rates)
+
+
+MOST_COMPLAINTS = 3
+
+
+def _complaints(agents: Iterable[Agent]) -> list[Text]:
+    told = [
+        Text(one_line(f"{agent.title}: {issue.words}"), "red")
+        for agent in agents
+        for issue in agent.issues
+    ]
+    if len(told) > MOST_COMPLAINTS:
+        told[MOST_COMPLAINTS - 1 :] = [
+            Text(f"{len(told) - MOST_COMPLAINTS + 1} more issues: headrace status", "red")
+        ]
+    return told
+
+
+# The tables
+
+
+def _agents(agents: Iterable[Agent], window: Window) -> _Part:
+    slots_width = max(4, min(16, (window.width - 80) // 2))
+    rows = [
+        [
+            cell(agent.title),
+            state_of(agent),
+            Text.assemble(
+                bar(agent.slots_busy, agent.slots, width=slots_width),
+                f" {agent.slots_busy}/{agent.slots}",
+            ),
+            cell(_rate(agent.figures.decode_rate)),
+            cell(_rate(agent.figures.prefill_rate)),
+            cell(part(agent.figures.cell_use)),
+            cell(part(agent.figures.hit_rate)),
+            cell(agent.model),
+        ]
+        for agent in sorted(agents, key=lambda each: each.title)
+    ]
+    columns = [
+        _column("agent"), _column("state"), _column("slots"), _number("tokens/s"), _number("prompt/s"), _number("KV"),
+        _number("cached"), _wide("model"),
+    ]  # fmt: skip
+    return _Part(columns, rows)
+
+
+def state_of(agent: Agent) -> Text:
+    """In a few words, with how much of a file has come."""
+    words = agent.state.replace("_", " ")
+    if agent.download is not None:
+        words = f"{words}, {progress_words(agent)}".removeprefix("downloading, ")
+    if agent.held and agent.state != "held":
+        words += ", held"
+    return cell(words, STYLES.get(agent.state, "cyan"))
+
+
+def progress_words(agent: Agent) -> str:
+    """Of a download."""
+    download = agent.download
+    if download is None:
+        return ""
+    much = f"{download.current / download.total:.0%}" if download.total else size(download.current)
+    return f"fetching {download.filename} {much}"
+
+
+def _rate(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _fleets(fleets: Mapping[str, Fleet]) -> _Part:
+    rows = [fleet_row(name, fleet) for name, fleet in sorted(fleets.items())]
+    columns = [
+        _column("fleet"), _number("ready"), _number("wanted"), _number("limits"), _number("waiting"),
+        _wide("why"),
+    ]  # fmt: skip
+    return _Part(columns, rows)
+
+
+def fleet_row(name: str, fleet: Fleet) -> list[Text]:
+    style = "red" if fleet.is_stuck else ""
+    return [
+        cell(name, style),
+        cell(str(fleet.ready)),
+        cell(str(fleet.wanted)),
+        cell(f"{fleet.fleet.min}-{fleet.fleet.max}"),
+        cell(str(fleet.waiting)),
+        cell(one_line(fleet.reason or ""), style),
+    ]
+
+
+def _running(requests: Iterable[Request], *, now: float) -> _Part:
+    rows = [
+        [
+            cell(each.id),
+            cell(each.state, "yellow" if each.state == "waiting" else "green"),
+            cell(seconds(max(0.0, now - each.arrived))),
+            cell(seconds(each.waited)),
+            cell(str(each.tokens)),
+            cell(_prompt(each)),
+            cell(each.agent),
+            cell(one_line(each.why or "")),
+        ]
+        for each in requests
+    ]
+    columns = [
+        _column("request"), _column("state"), _number("age"), _number("waited"), _number("tokens"),
+        _number("prompt"), _column("agent"), _wide("why"),
+    ]  # fmt: skip
+    return _Part(columns, rows)
+
+
+def _prompt(request: Request) -> str:
+    if request.prompt_tokens is None:
+        return ""
+    cached = f" ({request.cached_tokens} cached)" if request.cached_tokens else ""
+    return f"{request.prompt_tokens}{cached}"
+
+
+def _over(requests: Iterable[Request]) -> _Part:
+    rows = [
+        [
+            cell(each.id),
+            cell(each.outcome, "" if each.outcome in {"stop", "length"} else "yellow"),
+            cell(seconds(each.ended)),
+            cell(seconds(each.waited)),
+            cell(seconds(each.first_token)),
+            cell(str(each.tokens)),
+            cell(_prompt(each)),
+            cell(each.agent),
+            cell(one_line(each.message or each.why or "")),
+        ]
+        for each in requests
+    ]
+    columns = [
+        _column("over"), _column("outcome"), _number("took"), _number("waited"), _number("first"),
+        _number("tokens"), _number("prompt"), _column("agent"), _wide(""),
+    ]  # fmt: skip
+    return _Part(columns, rows)
+
+
+def _errors(errors: Iterable[Fault], *, now: float) -> _Part:
+    rows = [
+        [
+            cell(each.code, "red"),
+            cell(f"{seconds(max(0.0, now - each.at))} ago"),
+            cell(str(each.count)),
+            cell(each.agent),
+            cell(one_line(each.message)),
+        ]
+        for each in errors
+    ]
+    columns = [
+        _column("error"), _number("when"), _number("times"), _column("agent"), _wide("message"),
+    ]  # fmt: skip
+    return _Part(columns, rows)
