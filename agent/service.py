@@ -55,7 +55,7 @@ from common.messages import (
     Undrain,
     Usage,
 )
-from common.models import AgentDesiredState, Application, Phase
+from common.models import AgentDesiredState, Application, Download, Phase
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +129,16 @@ class Agent:
     def serves(self) -> bool:
         """A model is loaded, and takes requests or finishes what runs."""
         return self._host.preparer is not None
+
+    @property
+    def loads(self) -> bool:
+        """A model is read, or warms up; it does not serve yet."""
+        return not self.serves and self._host.model_path is not None
+
+    @property
+    def download(self) -> Download | None:
+        """The file that is fetched now."""
+        return self._host.download
 
     async def run(self) -> None:
         """Serve until ``stop`` or ``drain``, or until it cannot go on.

@@ -11,8 +11,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 import msgspec
@@ -30,6 +30,8 @@ log = logging.getLogger("deploy.agent_process")  # also where this is the main m
 
 BEAT_INTERVAL = 1.0
 """Seconds at most; there is one for each change too, so that the keeper's patience fits at once."""
+
+SHOW_INTERVAL = 0.25
 
 SIGNALLED_DRAIN = 120.0
 """Seconds for what runs if this very process is told to end, and not its keeper."""
@@ -98,7 +100,9 @@ async def _live(
         # However often: a manager may signal keeper and agent alike, and that is no second time.
         loop.add_signal_handler(signal_number, obey, Drain(SIGNALLED_DRAIN))
     threading.Thread(target=_listen, args=[loop, obey], daemon=True).start()
-    beating = asyncio.create_task(_beat(agent, pipe))
+    tasks = [asyncio.create_task(_beat(agent, pipe))]
+    if sys.stderr.isatty():
+        tasks.append(asyncio.create_task(_show(agent, settings.name or "agent")))
     status = 1
     try:
         await agent.run()
@@ -111,7 +115,9 @@ async def _live(
         log.error("fault=%s the agent broke down", fault(error))  # noqa: TRY400
         pipe.tell(Over(fault(error)[:MOST_CHARACTERS], is_final=False))
     finally:
-        beating.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # bars are taken away
         logging.shutdown()
         with suppress(OSError):  # nobody may be left to read it
             sys.stdout.flush()
@@ -126,6 +132,47 @@ async def _beat(agent: Agent, pipe: Pipe) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(BEAT_INTERVAL):
                 await agent.has_changed.wait()
+
+
+async def _show(agent: Agent, name: str) -> None:
+    """On a terminal: how far its model is."""
+    # Elsewhere this takes no memory.
+    from rich.console import Console
+
+    from deploy import overview
+    from deploy.load_bars import LoadBars, load_row
+
+    console = Console(stderr=True)
+    while True:
+        if agent.loads or agent.download is not None:
+            with LoadBars(console) as bars, _log_above():
+                while agent.loads or agent.download is not None:
+                    file = agent.download
+                    download = None
+                    if file is not None:
+                        download = overview.Download(file.filename, file.current, file.total)
+                    told = overview.Agent(id=name, state="loading", download=download)
+                    bars.show([load_row(told)])
+                    await asyncio.sleep(SHOW_INTERVAL)
+        await asyncio.sleep(SHOW_INTERVAL)
+
+
+@contextmanager
+def _log_above() -> Generator[None]:
+    """While bars are shown they take the place of standard error, and lines come above them."""
+    handlers = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler)
+    ]
+    before = [(handler, handler.stream) for handler in handlers]
+    for handler in handlers:
+        handler.setStream(sys.stderr)
+    try:
+        yield
+    finally:
+        for handler, stream in before:
+            handler.setStream(stream)
 
 
 def _listen(loop: asyncio.AbstractEventLoop, obey: Callable[[Command], None]) -> NoReturn:

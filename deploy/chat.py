@@ -18,6 +18,8 @@ from deploy.terminal import LINE_BREAKS, one_line, plain, seconds
 SILENCE = 120.0
 """Seconds without a word, or one of the comments that come while a request waits."""
 
+DIM, NORMAL = "\x1b[2m", "\x1b[0m"
+
 HELP = "/new begins a new conversation, /quit ends, Ctrl-C stops an answer"
 
 
@@ -183,7 +185,7 @@ def _message(response: httpx.Response) -> str:
 def answer_once(settings: ChatSettings, question: str, console: Console, *, as_json: bool) -> None:
     """Raises ``HeadraceError``."""
     answer = Answer()
-    shown = _Shown(console)
+    shown = Shown(console)
     messages = [*settings.beginning, {"role": "user", "content": question}]
     show = _nothing if as_json else shown.show
     try:
@@ -237,7 +239,7 @@ def converse(settings: ChatSettings, console: Console) -> None:
 def _turn(settings: ChatSettings, messages: Sequence[Mapping[str, str]], console: Console) -> str:
     """What was answered, perhaps only a part or nothing."""
     answer = Answer()
-    shown = _Shown(console)
+    shown = Shown(console)
     try:
         ask(settings, messages, answer, shown.show)
     except KeyboardInterrupt:
@@ -252,7 +254,7 @@ def _turn(settings: ChatSettings, messages: Sequence[Mapping[str, str]], console
     return answer.content
 
 
-class _Shown:
+class Shown:
     """An answer on the terminal, as it comes. Elsewhere its thoughts are left out."""
 
     def __init__(self, console: Console) -> None:
@@ -270,11 +272,12 @@ class _Shown:
         text = plain((thought or word).replace("\r", ""), keep=LINE_BREAKS)
         if not text:
             return
-        self._console.out(text, style="dim" if thought else None, end="", highlight=False)
+        # Written as it is: rich makes blanks of tabs, counted from where a piece begins.
+        self._console.file.write(f"{DIM}{text}{NORMAL}" if thought else text)
         self._console.file.flush()
         self._is_at_start = text.endswith("\n")
 
     def end(self) -> None:
         if not self._is_at_start:
-            self._console.out("", highlight=False)
+            self._console.file.write("\n")
             self._is_at_start = True
