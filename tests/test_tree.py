@@ -38,6 +38,7 @@ COVERED_BY = {
     "balancer/buffer.py": "balancer/dispatcher.py",
     "balancer/fleet_beats.py": "balancer/fleet_registry.py",
     "balancer/fleet_memory.py": "balancer/fleet_plan.py",
+    "deploy/bench_command.py": "deploy/bench.py",
     "deploy/options.py": "deploy/cli.py",
     "balancer/progress.py": "balancer/balancer.py",
     "balancer/pool.py": "balancer/dispatcher.py",

@@ -1,5 +1,6 @@
 """The command line: what is refused, and how. What it starts is in integration_tests/."""
 
+import json
 import os
 import subprocess
 import sys
@@ -71,6 +72,16 @@ def headrace(
         (["keys", "--output", "/nowhere/keys"], "/nowhere/keys: No such file"),
         (["keys", "--output", __file__], f"{__file__}: File exists"),
         (["agent", "--model", str(Path(__file__))], "not a GGUF file"),
+        (["keys", "--output", "/nowhere/keys", "--json"], "--json"),
+        (["swap", "ftp://host/a.gguf"], "MODEL"),
+        (["swap", "/a.gguf", "--projector", "ftp://host/a.gguf"], "--projector"),
+        (["scale", "small"], "--min"),
+        (["scale", "small", "--min", "-1"], "--min"),
+        (["chat", "--temperature", "nan", "Hi"], "--temperature"),
+        (["chat", "--max-tokens", "0", "Hi"], "--max-tokens"),
+        (["top", "--port", "0"], "--port"),
+        (["drain"], "AGENT"),
+        (["bench", "--json", "/nowhere/a.json"], "--json"),
         (["nope"], "nope"),
     ],
 )
@@ -161,16 +172,90 @@ def test_keys_that_are_made_can_be_read_by_up_and_by_nobody_else(tmp_path: Path)
     assert file.read_text() != printed.stdout
 
 
-def test_status_without_a_balancer_is_one_line() -> None:
-    done = headrace("status", "--port", "1")
+def test_keys_can_be_had_as_json() -> None:
+    done = headrace("keys", "--json")
 
-    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert (done.returncode, list(told)) == (0, ["inference", "management", "agent"])
+    assert len(set(told.values())) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["top"],
+        ["top", "--json"],
+        ["explain", "r"],
+        ["drain", "one"],
+        ["undrain", "one"],
+        ["cancel", "r"],
+        ["swap", "/m.gguf"],
+        ["scale", "small", "--max", "1"],
+        ["chat", "Hi"],
+    ],
+)
+def test_without_a_balancer_a_command_is_one_line(arguments: list[str]) -> None:
+    done = headrace(*arguments, "--port", "1")
+
+    assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("headrace: no answer from a balancer at http://127.0.0.1:1")
     assert len(done.stderr.splitlines()) == 1
+
+
+COMMANDS = {
+    "up", "agent", "keys", "nodes", "status", "top", "explain", "drain", "undrain", "cancel",
+    "swap", "scale", "chat", "bench",
+}  # fmt: skip
 
 
 def test_help_names_the_commands() -> None:
     done = headrace("--help")
 
     assert done.returncode == 0
-    assert all(command in done.stdout for command in ("up", "agent", "status"))
+    named = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert named >= COMMANDS
+
+
+def completed(words: str, **more: str) -> list[str]:
+    """What bash is offered for the last of these words."""
+    told = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1), **more}
+    done = subprocess.run(
+        [sys.executable, "-c", AS_HEADRACE],
+        env={**os.environ, "_HEADRACE_COMPLETE": "complete_bash", **told},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+AS_HEADRACE = "import sys; sys.argv[0] = 'headrace'; from deploy.cli import main; main()"
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    assert completed("headrace dr") == ["drain"]
+    assert completed("headrace swap --proj") == ["--projector"]
+
+
+def test_names_that_nobody_tells_are_not_completed() -> None:
+    """No balancer is at the default address, or one that wants another key."""
+    key = {"HEADRACE_MANAGEMENT_KEY": "key-that-nobody-knows"}
+
+    assert completed("headrace drain no-such-agen", **key) == []
+    assert completed("headrace scale no-such-flee", **key) == []
+
+
+def test_the_script_for_a_shell_is_printed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AS_HEADRACE, "--show-completion", "bash"],
+        env={**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert "_HEADRACE_COMPLETE=complete_bash" in done.stdout
