@@ -143,6 +143,7 @@ class Overview:
                 "wish_number": balancer.stored.wish_number,
                 "desired": None if isinstance(wanted, NoModel) else describe(wanted),
                 "models": balancer.models,
+                "halted_by": balancer.halted_by,
             },
             "about": {
                 "version": self._version,

@@ -71,11 +71,25 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     issues: tuple[Issue, ...] = ()
     figures: Figures = Figures()
     step_age: float | None = None
-    halts_rollout: bool = False
 
     @property
     def title(self) -> str:
         return self.name or self.id
+
+    @property
+    def is_stuck(self) -> bool:
+        """It cannot do what is wanted, and tries no more; it may serve what it had before."""
+        return self.application == "Stuck"
+
+    @property
+    def tries_again(self) -> bool:
+        return self.application == "AttemptedAndRetrying" and bool(self.issues)
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """To another model; it may serve meanwhile."""
+        moves = self.state in {"swapping", "waits_for_turn", "downloading", "loading"}
+        return moves or self.download is not None
 
 
 class FleetDefinition(msgspec.Struct, frozen=True):
@@ -155,6 +169,8 @@ class Counts(msgspec.Struct, frozen=True):
 class Model(msgspec.Struct, frozen=True):
     wish_number: int = 0
     desired: str | None = None
+    halted_by: str | None = None
+    """The agent that was lost while it changed its model, so that the others keep theirs."""
 
 
 class About(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ def show_status(view: StatusView, console: Console) -> None:
     lines = [
         f"{agent.title}: {issue.words}" for agent in view.agents.values() for issue in agent.issues
     ]
-    if any(agent.halts_rollout for agent in view.agents.values()):
+    if view.model.halted_by is not None:
         lines.append(HALTED)
     silence = view.about.supervisor_silent_for
     if silence is not None:

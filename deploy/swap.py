@@ -15,8 +15,6 @@ UNHEARD = 5.0
 then has not changed at all has a model of its own.
 """
 
-ON_ITS_WAY = frozenset({"swapping", "waits_for_turn", "downloading", "loading"})
-
 HALTED = (
     "No further agent changes its model: one was lost while it did. It goes on when one has shown "
     "that the model works, or when the desired state is put again."
@@ -60,7 +58,7 @@ class Swap:
                     continue
                 case Standing.SERVES:
                     row = replace(row, words="done", part=1.0)
-                case Standing.PENDING if agent.state in {"ready", "held"}:
+                case Standing.PENDING if not agent.is_on_its_way:
                     row = replace(row, words="is told", part=None)
                 case Standing.PENDING | Standing.CANNOT:
                     pass
@@ -77,12 +75,11 @@ class Swap:
             if standing is Standing.CANNOT:
                 agent = view.agents[agent_id]
                 reasons = "; ".join(issue.words for issue in agent.issues)
-                again = ", and tries again by itself" if agent.state == "retrying" else ""
+                again = ", and tries again by itself" if agent.tries_again else ""
                 return Outcome(serving, f"{agent.title} cannot serve it{again}: {reasons}")
         if any(each is Standing.PENDING for each in standings.values()):
             self._was_pending = True
-            halted = any(agent.halts_rollout for agent in view.agents.values())
-            return Outcome(serving, HALTED) if halted and now >= self._put + UNHEARD else None
+            return None if view.model.halted_by is None else Outcome(serving, HALTED)
         if not serving and self._was_pending:
             return None  # those that followed have gone, and may come back
         return Outcome(serving)
@@ -101,10 +98,10 @@ class Swap:
         is_heard = before is None or _said(before) != _said(agent)
         if not is_heard and now < self._put + UNHEARD:
             return Standing.PENDING
-        has_applied = agent.application == "Applied" and agent.state not in ON_ITS_WAY
+        has_applied = agent.application == "Applied" and not agent.is_on_its_way
         if has_applied and self._is_wanted(agent):
             return Standing.SERVES
-        if agent.issues and agent.state in {"stuck", "retrying"}:
+        if (agent.is_stuck or agent.tries_again) and not agent.is_on_its_way:
             return Standing.CANNOT
         return Standing.APART if has_applied else Standing.PENDING
 

@@ -155,8 +155,7 @@ def _head(
     if view.model.desired is not None:
         fourth.append(f"   model {one_line(view.model.desired)}", "dim")
     lines = [first, second, third, fourth]
-    halted = [agent for agent in view.agents.values() if agent.halts_rollout]
-    if halted:
+    if view.model.halted_by is not None:
         lines.append(Text("no further agent changes its model: one was lost in it", "bold red"))
     lines += _complaints(view.agents.values())
     for line in lines:
@@ -227,7 +226,11 @@ def state_of(agent: Agent) -> Text:
         words = f"{words}, {progress_words(agent)}".removeprefix("downloading, ")
     if agent.held and agent.state != "held":
         words += ", held"
-    return cell(words, STYLES.get(agent.state, "cyan"))
+    if agent.is_stuck and agent.state != "stuck":
+        words += ", stuck"
+    if agent.tries_again and agent.state != "retrying":
+        words += ", tries again"
+    return cell(words, "red" if agent.is_stuck else STYLES.get(agent.state, "cyan"))
 
 
 def progress_words(agent: Agent) -> str:

@@ -1,15 +1,22 @@
 """The commands of operators, as processes against the real balancer."""
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from commands import headrace, on_terminal
-from played import Play, ask
+from linked import PlayedModels, RunningAgent
+from played import Play, Until, ask, want
 
+from agent.echo import EchoEngine
 from balancer.balancer import Balancer
+from balancer.desired_state import LocalModel
+from balancer.link import AgentListener
 from common.ids import AgentId, RequestId
 from common.messages import PROTOCOL, Cancel, Join, Status
+from common.models import UrlModel
 
 R1, R2, R3 = (RequestId(f"r{n}") for n in range(1, 4))
 
@@ -181,6 +188,110 @@ async def test_a_fleet_is_scaled(port: str, client: Any) -> None:
     assert (refused.status, unknown.status) == (1, 1)
     assert "min (9) is more than max (5)" in refused.errors
     assert unknown.errors == "headrace: there is no such fleet\n"
+
+
+# A change of the model, with real agents
+
+OLD, NEW, MISSING = "/models/old.gguf", "/models/new.gguf", "/models/missing.gguf"
+
+
+@pytest.fixture
+def models() -> PlayedModels:
+    return PlayedModels(**{OLD: EchoEngine(slots=2), NEW: EchoEngine(slots=2)})
+
+
+@pytest.fixture
+async def two_agents(
+    balancer: Balancer, models: PlayedModels, until: Until
+) -> AsyncGenerator[None]:
+    """They serve the old model."""
+    want(balancer, model=LocalModel(LocalToAgent=OLD))
+    listener = AgentListener(balancer)
+    url = f"ws://127.0.0.1:{await listener.start('127.0.0.1', 0)}"
+    agents = [RunningAgent(url, models=models) for _ in range(2)]
+    await until(lambda: [a.status.model_path for a in balancer.agents] == [OLD, OLD])
+    yield
+    for each in agents:
+        each.agent.stop()
+    await asyncio.wait({each.task for each in agents})
+    await listener.stop()
+
+
+@pytest.mark.usefixtures("two_agents")
+async def test_a_swap_is_waited_for_until_all_agents_serve_the_model(
+    port: str, balancer: Balancer
+) -> None:
+    done = await told("swap", "--port", port, NEW)
+
+    assert done == {"model": {"LocalToAgent": NEW}, "serving": 2, "problem": None}
+    assert [agent.status.model_path for agent in balancer.agents] == [NEW, NEW]
+
+
+@pytest.mark.usefixtures("two_agents")
+async def test_a_swap_tells_what_each_agent_does_in_plain_lines(port: str) -> None:
+    done = await headrace("swap", "--port", port, NEW)
+
+    assert (done.status, done.errors) == (0, "")
+    lines = done.output.splitlines()
+    assert lines.count("one: done") == 2
+    assert lines[-1] == "2 agent(s) serve it"
+
+
+@pytest.mark.usefixtures("two_agents")
+async def test_a_swap_that_an_agent_cannot_follow_has_status_1_and_the_reason(
+    port: str, balancer: Balancer
+) -> None:
+    done = await headrace("swap", "--port", port, MISSING, "--json")
+
+    assert done.status == 1
+    problem = json.loads(done.output)["problem"]
+    assert problem.startswith("one cannot serve it")
+    assert problem.endswith(f"ModelFileDoesNotExist: {MISSING}: it is not here")
+    assert done.errors == f"headrace: {problem}\n"
+    assert [agent.status.model_path for agent in balancer.agents] == [OLD, OLD]
+
+
+@pytest.mark.usefixtures("two_agents")
+async def test_an_interrupted_swap_goes_on(
+    port: str, balancer: Balancer, models: PlayedModels, until: Until
+) -> None:
+    models.fetches = True
+    async with on_terminal("swap", "--port", port, NEW) as terminal:
+        await terminal.shows("fetching slow.gguf, 50% of 2 B", times=2)
+        terminal.type(CTRL_C)
+
+        assert await terminal.ended() == 130
+        await terminal.shows("the agents go on changing their model")
+    assert balancer.desired_state.model == LocalModel(LocalToAgent=NEW)
+
+
+async def test_a_swap_need_not_be_waited_for(port: str, balancer: Balancer) -> None:
+    done = await told("swap", "--port", port, "https://host/m.gguf", "--no-wait")
+
+    assert done == {
+        "model": {"Url": {"url": "https://host/m.gguf"}},
+        "serving": None,
+        "problem": None,
+    }
+    assert balancer.desired_state.model_reference == UrlModel("https://host/m.gguf")
+
+
+async def test_a_swap_without_agents_is_over_at_once(port: str) -> None:
+    done = await headrace("swap", "--port", port, NEW)
+
+    assert (done.status, done.errors) == (0, "")
+    assert done.output == "no agent follows the desired state now; those that come will serve it\n"
+
+
+async def test_a_projector_goes_with_its_model(port: str, balancer: Balancer) -> None:
+    await told("swap", "--port", port, "/m.gguf", "--projector", "/p.gguf", "--no-wait")
+    assert balancer.desired_state.multimodal_projection == LocalModel(LocalToAgent="/p.gguf")
+
+    done = await headrace("swap", "--port", port, "None", "--no-wait")
+
+    assert done.output == "there is no projector any more: it belonged to the other model\n"
+    assert balancer.desired_state.multimodal_projection == "None"
+    assert balancer.desired_state.model == "None"
 
 
 async def test_scale_wants_to_know_what() -> None:

@@ -1,35 +1,29 @@
-"""What an operator sees at a glance, over real HTTP."""
+"""What an operator sees at a glance, as the real balancer tells it."""
 
-import asyncio
 import io
-from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from certificates import Signed, make_certificate
-from played import Play
+from played import Play, ask
 from rich.console import Console
-from serving import serving
 
-from balancer.app import create_app
 from balancer.balancer import Balancer
-from balancer.keys import Keys, Role
-from common.errors import HeadraceError
+from common.ids import RequestId
 from common.models import AgentIssue, Application, Download, IssueKind
-from deploy.status import HALTED, show_status
-from deploy.tls import client_context
-
-KEY, OTHER_KEY = "key-of-an-operator", "key-of-some-agents"
+from deploy.management import Management, Place
+from deploy.overview import StatusView
+from deploy.status import show_status
+from deploy.swap import HALTED
 
 STUCK = AgentIssue(IssueKind.MODEL_CANNOT_BE_LOADED, "/m.gguf", "no memory for it")
 
 
-async def shown(address: str) -> str:
+async def shown(address: str) -> list[str]:
     console = Console(file=io.StringIO(), width=120)
-    await asyncio.to_thread(show_status, f"http://{address}", console)
+    async with Management(Place(f"http://{address}")) as balancer:
+        show_status(StatusView.of(await balancer.overview()), console)
     assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return console.file.getvalue().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -38,19 +32,20 @@ async def shown(address: str) -> str:
         ({"slots": 2}, "ready"),
         ({"slots": 0}, "loading"),
         ({"slots": 0, "application": Application.APPLIED}, "no model"),
-        ({"slots": 2, "draining": True}, "draining"),
-        ({"slots": 2, "draining": True, "swapping": True}, "changing its model"),
-        (
-            {"slots": 2, "awaits_turn": True},
-            "ready, waits for its turn to change the model",
-        ),
+        ({"slots": 2, "draining": True, "leaving": True}, "draining"),
+        ({"slots": 2, "draining": True, "swapping": True}, "swapping"),
+        ({"slots": 2, "awaits_turn": True}, "waits for turn"),
+        ({"slots": 2, "held": True}, "held"),
+        ({"slots": 2, "held": True, "awaits_turn": True}, "held"),
         ({"slots": 0, "download": Download("m.gguf", 5, 10)}, "fetching m.gguf 50%"),
-        ({"slots": 2, "download": Download("m.gguf", 5, None)}, "fetching m.gguf, ready"),
+        ({"slots": 2, "download": Download("m.gguf", 5, None)}, "ready, fetching m.gguf 5 B"),
         ({"slots": 2, "application": Application.STUCK, "issues": (STUCK,)}, "ready, stuck"),
+        ({"slots": 0, "application": Application.STUCK, "issues": (STUCK,)}, "stuck"),
         (
-            {"slots": 0, "application": Application.RETRYING, "issues": (STUCK,)},
-            "trying again",
+            {"slots": 2, "application": Application.RETRYING, "issues": (STUCK,)},
+            "ready, tries again",
         ),
+        ({"slots": 0, "application": Application.RETRYING, "issues": (STUCK,)}, "retrying"),
     ],
 )
 async def test_what_an_agent_does_is_said_in_a_few_words(
@@ -58,9 +53,7 @@ async def test_what_an_agent_does_is_said_in_a_few_words(
 ) -> None:
     play("one").report(**status)
 
-    (row,) = [
-        line for line in (await shown(address)).splitlines() if "one " in line and "\u2502" in line
-    ]
+    (row,) = [line for line in await shown(address) if line.startswith("\u2502 one ")]
 
     assert [cell.strip() for cell in row.split("\u2502")][-2] == state
 
@@ -68,10 +61,22 @@ async def test_what_an_agent_does_is_said_in_a_few_words(
 async def test_why_something_does_not_work_is_said_below(address: str, play: Play) -> None:
     play("one").report(slots=2, application=Application.STUCK, issues=(STUCK,))
 
-    lines = (await shown(address)).splitlines()
+    lines = await shown(address)
 
     assert "one: ModelCannotBeLoaded: /m.gguf: no memory for it" in lines
-    assert lines[-1] == "buffered requests: 0"
+    assert lines[-1] == "buffered requests: 0 of 2 (0 B)"
+
+
+async def test_requests_are_counted_by_state(address: str, play: Play, balancer: Balancer) -> None:
+    agent = play("one")
+    for name in ("r1", "r2", "r3"):
+        ask(balancer, RequestId(name))
+    agent.finish(RequestId("r1"))
+
+    lines = await shown(address)
+
+    assert "requests: 1 running, 1 waiting, 1 stop" in lines
+    assert any(line.startswith("buffered requests: 1 of 2 (") for line in lines)
 
 
 async def test_a_halted_change_of_models_is_said(address: str, play: Play) -> None:
@@ -82,49 +87,17 @@ async def test_a_halted_change_of_models_is_said(address: str, play: Play) -> No
 
     lost.leave()
 
-    assert HALTED in (await shown(address)).replace("\n", "")
+    assert HALTED in await shown(address)
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Signed:
-    return make_certificate(tmp_path, "own")
+async def test_fleets_are_shown_with_what_they_want(address: str, client: Any) -> None:
+    fleet = {"model": {"LocalToAgent": "/m.gguf"}, "min": 1, "max": 2}
+    await client.put("/api/v1/fleets/small", json=fleet)
+
+    (row,) = [line for line in await shown(address) if line.startswith("\u2502 small ")]
+
+    assert [cell.strip() for cell in row.split("\u2502")][4] == "1-2"
 
 
-@pytest.fixture
-async def locked(balancer: Balancer, certificate: Signed) -> AsyncGenerator[str]:
-    """A balancer that wants a key, over TLS."""
-    app = create_app(balancer, keys=Keys([(Role.MANAGEMENT, KEY), (Role.AGENT, OTHER_KEY)]))
-    async with serving(app, certificate) as port:
-        yield f"https://127.0.0.1:{port}"
-        balancer.close()
-
-
-async def test_a_balancer_that_wants_a_key_over_tls_is_shown_one(
-    locked: str, certificate: Signed, play: Play
-) -> None:
-    play("one").report(slots=2)
-    console = Console(file=io.StringIO(), width=120)
-    tls = client_context(certificate.certificate)
-
-    await asyncio.to_thread(show_status, locked, console, key=KEY, tls=tls)
-
-    assert isinstance(console.file, io.StringIO)
-    assert "ready" in console.file.getvalue()
-
-
-@pytest.mark.parametrize(("key", "status"), [(None, 401), (OTHER_KEY, 403)])
-async def test_it_says_which_key_is_wanted(
-    locked: str, certificate: Signed, key: str | None, status: int
-) -> None:
-    tls = client_context(certificate.certificate)
-
-    with pytest.raises(HeadraceError, match="--key-file or HEADRACE_MANAGEMENT_KEY") as caught:
-        await asyncio.to_thread(show_status, locked, Console(), key=key, tls=tls)
-
-    assert f"HTTP {status}" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-async def test_an_address_without_a_balancer_is_an_error() -> None:
-    with pytest.raises(HeadraceError, match="no answer from a balancer"):
-        show_status("http://127.0.0.1:1", Console())
+async def test_a_balancer_without_agents_is_shown_too(address: str) -> None:
+    assert (await shown(address))[0] == "no agents"

@@ -16,7 +16,7 @@ OLD: dict[str, Any] = {
 DONE: dict[str, Any] = {**OLD, "model": "new", "model_path": "/new.gguf"}
 WAITS: dict[str, Any] = {**OLD, "state": "waits_for_turn", "application": "Fresh"}
 STUCK: dict[str, Any] = {
-    **OLD, "state": "stuck", "application": "Stuck",
+    **OLD, "application": "Stuck",
     "issues": [{"kind": "ModelFileDoesNotExist", "model_path": "/new.gguf", "detail": "not here"}],
 }  # fmt: skip
 
@@ -49,10 +49,19 @@ def test_an_agent_that_cannot_ends_it_with_the_reason() -> None:
 def test_one_that_tries_again_is_told_so() -> None:
     swap = started(view_of(a=OLD))
 
-    outcome = swap.outcome(view_of(a={**STUCK, "state": "retrying"}), now=1.0)
+    outcome = swap.outcome(view_of(a={**STUCK, "application": "AttemptedAndRetrying"}), now=1.0)
 
     assert outcome is not None
     assert str(outcome.problem).startswith("a cannot serve it, and tries again by itself: Model")
+
+
+def test_one_that_tries_again_now_is_on_its_way() -> None:
+    swap = started(view_of(a=OLD))
+    download = {"filename": "new.gguf", "current": 1, "total": 2}
+
+    view = view_of(a={**STUCK, "application": "AttemptedAndRetrying", "download": download})
+
+    assert swap.outcome(view, now=UNHEARD) is None
 
 
 def test_what_an_agent_said_before_is_not_its_answer() -> None:
@@ -111,9 +120,14 @@ def test_agents_that_were_lost_meanwhile_are_waited_for() -> None:
 def test_a_halted_change_ends_it() -> None:
     swap = started(view_of(a=OLD))
 
-    view = view_of(a={**WAITS, "halts_rollout": True})
+    view = StatusView.of(
+        {
+            "agents": {"a": {"id": "a", **WAITS}},
+            "balancer": {"model": {"wish_number": 2, "halted_by": "lost"}},
+        }
+    )
 
-    assert swap.outcome(view, now=UNHEARD) == Outcome(0, HALTED)
+    assert swap.outcome(view, now=1.0) == Outcome(0, HALTED)
 
 
 def test_the_model_that_is_served_already_needs_no_wait() -> None:
@@ -140,7 +154,7 @@ def test_every_kind_of_model_is_known_again(
 def test_each_agent_that_follows_has_a_row() -> None:
     swap = started(view_of(a=OLD, b=OLD, c=OLD, d=OLD))
     fetching = {
-        **OLD, "state": "downloading", "application": "Fresh",
+        **OLD, "application": "Fresh",
         "download": {"filename": "new.gguf", "current": 50, "total": 200},
     }  # fmt: skip
 
