@@ -197,7 +197,9 @@ OLD, NEW, MISSING = "/models/old.gguf", "/models/new.gguf", "/models/missing.ggu
 
 @pytest.fixture
 def models() -> PlayedModels:
-    return PlayedModels(**{OLD: EchoEngine(slots=2), NEW: EchoEngine(slots=2)})
+    return PlayedModels(
+        **{OLD: EchoEngine(slots=2, context=256), NEW: EchoEngine(slots=2, context=256)}
+    )
 
 
 @pytest.fixture
