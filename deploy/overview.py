@@ -100,7 +100,8 @@ class FleetDefinition(msgspec.Struct, frozen=True):
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     fleet: FleetDefinition = FleetDefinition()
-    wanted: int = 0
+    wanted: int | None = None
+    """None: no supervisor has said so yet."""
     seen: int = 0
     ready: int = 0
     reason: str | None = None

@@ -260,7 +260,7 @@ def fleet_row(name: str, fleet: Fleet) -> list[Text]:
     return [
         cell(name, style),
         cell(str(fleet.ready)),
-        cell(str(fleet.wanted)),
+        cell("" if fleet.wanted is None else str(fleet.wanted)),
         cell(f"{fleet.fleet.min}-{fleet.fleet.max}"),
         cell(str(fleet.waiting)),
         cell(one_line(fleet.reason or ""), style),

@@ -83,7 +83,7 @@ async def test_it_says_which_key_is_wanted(
 async def test_what_is_refused_is_said_as_the_balancer_says_it(address: str) -> None:
     async with Management(Place(f"http://{address}")) as balancer:
         with pytest.raises(RefusedError, match=r"^there is no such fleet$"):
-            await balancer.fleet("no/such?fleet")
+            await balancer.fleet("no?fleet")
 
 
 async def test_an_address_without_a_balancer_is_an_error() -> None:

@@ -1,12 +1,12 @@
 """The commands of operators, as processes against the real balancer."""
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from commands import headrace, on_terminal
+from engines import HeldEngine
 from linked import PlayedModels, RunningAgent
 from played import Play, Until, ask, want
 
@@ -21,6 +21,8 @@ from common.models import UrlModel
 R1, R2, R3 = (RequestId(f"r{n}") for n in range(1, 4))
 
 CTRL_C = "\x03"
+
+OLD, NEW, MISSING = "/models/old.gguf", "/models/new.gguf", "/models/missing.gguf"
 
 
 @pytest.fixture
@@ -81,53 +83,88 @@ async def test_what_nobody_knows_is_one_line_and_status_1(port: str) -> None:
 # Acting
 
 
-async def test_a_drained_agent_gets_nothing_until_it_is_undrained(
-    port: str, play: Play, balancer: Balancer
-) -> None:
-    agent = play("one")
+@pytest.fixture
+def engine() -> HeldEngine:
+    """Of the old model."""
+    return HeldEngine(slots=2, context=256)
 
-    drained = await told("drain", "--port", port, "one")
+
+@pytest.fixture
+def models(engine: HeldEngine) -> PlayedModels:
+    return PlayedModels(**{OLD: engine, NEW: EchoEngine(slots=2, context=256)})
+
+
+@pytest.fixture
+async def start(
+    balancer: Balancer, models: PlayedModels, engine: HeldEngine, until: Until
+) -> AsyncGenerator[Callable[[int], Awaitable[None]]]:
+    """Let so many real agents join, all called one, which serve the old model."""
+    want(balancer, model=LocalModel(LocalToAgent=OLD))
+    listener = AgentListener(balancer)
+    url = f"ws://127.0.0.1:{await listener.start('127.0.0.1', 0)}"
+    agents: list[RunningAgent] = []
+
+    async def start(count: int) -> None:
+        agents.extend(RunningAgent(url, models=models) for _ in range(count))
+        await until(lambda: [a.status.model_path for a in balancer.agents] == [OLD] * count)
+
+    yield start
+    engine.open()
+    for each in agents:
+        each.agent.stop()
+    for each in agents:
+        await each.ended()
+    await listener.stop()
+
+
+Start = Callable[[int], Awaitable[None]]
+
+
+async def test_a_drained_agent_gets_nothing_until_it_is_undrained(
+    port: str, start: Start, balancer: Balancer, until: Until
+) -> None:
+    await start(1)
+
+    drained = await told("drain", "--port", port, "one", "--wait")
     ask(balancer, R1)
     assert balancer.buffered == 1
     shown = await headrace("status", "--port", port)
-    undrained = await told("undrain", "--port", port, "id-of-one")
+    (agent,) = balancer.agents
+    undrained = await told("undrain", "--port", port, agent.agent_id)
 
-    assert drained == {"drained": [{"id": "id-of-one", "name": "one"}], "idle": False}
-    assert undrained == {"undrained": [{"id": "id-of-one", "name": "one"}]}
+    who = {"id": agent.agent_id, "name": "one"}
+    assert drained == {"drained": [who], "idle": True}
+    assert undrained == {"undrained": [who]}
     assert "held" in shown.output
-    assert (await agent.asked()).request_id == R1
+    await until(lambda: balancer.buffered == 0)
 
 
 async def test_drain_waits_until_nothing_runs_there(
-    port: str, play: Play, balancer: Balancer
+    port: str, start: Start, balancer: Balancer, engine: HeldEngine
 ) -> None:
-    agent = play("one", slots=2)
+    await start(1)
     ask(balancer, R1)
-    await agent.asked()
     async with on_terminal("drain", "--port", port, "one", "--wait") as terminal:
         await terminal.shows("one: 1 request(s) run")
 
-        agent.finish(R1)
-        agent.report(slots=2)
+        engine.open()
 
         await terminal.shows("nothing runs there any more")
         assert await terminal.ended() == 0
 
 
 async def test_an_interrupted_wait_leaves_the_agent_drained(
-    port: str, play: Play, balancer: Balancer
+    port: str, start: Start, balancer: Balancer, until: Until
 ) -> None:
-    agent = play("one")
+    await start(1)
     ask(balancer, R1)
-    await agent.asked()
     async with on_terminal("drain", "--port", port, "one", "--wait") as terminal:
         await terminal.shows("one: 1 request(s) run")
         terminal.type(CTRL_C)
 
         assert await terminal.ended() == 130
         await terminal.shows("undrain lets it take requests again")
-    overview = await told("status", "--port", port)
-    assert overview["agents"]["id-of-one"]["held"] is True
+    await until(lambda: all(agent.status.held for agent in balancer.agents))
 
 
 async def test_a_name_that_several_have_is_refused_with_their_ids_unless_all_are_meant(
@@ -192,45 +229,21 @@ async def test_a_fleet_is_scaled(port: str, client: Any) -> None:
 
 # A change of the model, with real agents
 
-OLD, NEW, MISSING = "/models/old.gguf", "/models/new.gguf", "/models/missing.gguf"
 
-
-@pytest.fixture
-def models() -> PlayedModels:
-    return PlayedModels(
-        **{OLD: EchoEngine(slots=2, context=256), NEW: EchoEngine(slots=2, context=256)}
-    )
-
-
-@pytest.fixture
-async def two_agents(
-    balancer: Balancer, models: PlayedModels, until: Until
-) -> AsyncGenerator[None]:
-    """They serve the old model."""
-    want(balancer, model=LocalModel(LocalToAgent=OLD))
-    listener = AgentListener(balancer)
-    url = f"ws://127.0.0.1:{await listener.start('127.0.0.1', 0)}"
-    agents = [RunningAgent(url, models=models) for _ in range(2)]
-    await until(lambda: [a.status.model_path for a in balancer.agents] == [OLD, OLD])
-    yield
-    for each in agents:
-        each.agent.stop()
-    await asyncio.wait({each.task for each in agents})
-    await listener.stop()
-
-
-@pytest.mark.usefixtures("two_agents")
 async def test_a_swap_is_waited_for_until_all_agents_serve_the_model(
-    port: str, balancer: Balancer
+    port: str, balancer: Balancer, start: Start
 ) -> None:
+    await start(2)
+
     done = await told("swap", "--port", port, NEW)
 
     assert done == {"model": {"LocalToAgent": NEW}, "serving": 2, "problem": None}
     assert [agent.status.model_path for agent in balancer.agents] == [NEW, NEW]
 
 
-@pytest.mark.usefixtures("two_agents")
-async def test_a_swap_tells_what_each_agent_does_in_plain_lines(port: str) -> None:
+async def test_a_swap_tells_what_each_agent_does_in_plain_lines(port: str, start: Start) -> None:
+    await start(2)
+
     done = await headrace("swap", "--port", port, NEW)
 
     assert (done.status, done.errors) == (0, "")
@@ -239,10 +252,11 @@ async def test_a_swap_tells_what_each_agent_does_in_plain_lines(port: str) -> No
     assert lines[-1] == "2 agent(s) serve it"
 
 
-@pytest.mark.usefixtures("two_agents")
 async def test_a_swap_that_an_agent_cannot_follow_has_status_1_and_the_reason(
-    port: str, balancer: Balancer
+    port: str, balancer: Balancer, start: Start
 ) -> None:
+    await start(2)
+
     done = await headrace("swap", "--port", port, MISSING, "--json")
 
     assert done.status == 1
@@ -253,10 +267,10 @@ async def test_a_swap_that_an_agent_cannot_follow_has_status_1_and_the_reason(
     assert [agent.status.model_path for agent in balancer.agents] == [OLD, OLD]
 
 
-@pytest.mark.usefixtures("two_agents")
 async def test_an_interrupted_swap_goes_on(
-    port: str, balancer: Balancer, models: PlayedModels, until: Until
+    port: str, balancer: Balancer, models: PlayedModels, start: Start
 ) -> None:
+    await start(2)
     models.fetches = True
     async with on_terminal("swap", "--port", port, NEW) as terminal:
         await terminal.shows("fetching slow.gguf, 50% of 2 B", times=2)
