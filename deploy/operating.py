@@ -27,7 +27,7 @@ from deploy.settings import CLIENT_PORT
 from deploy.status import show_status
 from deploy.status_stream import views
 from deploy.swap import Outcome, Swap
-from deploy.terminal import one_line
+from deploy.terminal import one_line, page_width
 
 console = Console()
 
@@ -130,7 +130,7 @@ def explain(place: Place, request_id: RequestName, json: AsJson = False) -> None
     if json:
         _print_json(told)
     else:
-        console.print(explained(told))
+        console.print(explained(told), width=page_width(console))
 
 
 # To ask

@@ -18,6 +18,7 @@ from deploy.machine import stop_signals
 from deploy.management import Management, Place
 from deploy.overview import StatusEvent, StatusView
 from deploy.status_stream import Lost, follow
+from deploy.terminal import page_width
 from deploy.top_view import Window, top_view
 
 SHORTEST_FRAME, LONGEST_FRAME = 0.2, 1.0
@@ -36,8 +37,9 @@ async def print_once(place: Place, console: Console, *, as_json: bool) -> None:
     if as_json:
         _print_json(StatusEvent("", "snapshot", overview))
         return
-    window = Window(console.width, EVERYTHING)
-    console.print(top_view(StatusView.of(overview), window, url=place.url, now=time.time()))
+    window = Window(page_width(console), EVERYTHING)
+    picture = top_view(StatusView.of(overview), window, url=place.url, now=time.time())
+    console.print(picture, width=window.width)
 
 
 async def print_events(place: Place) -> None:

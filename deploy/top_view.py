@@ -2,10 +2,10 @@
 ``now`` is an argument.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -36,22 +36,65 @@ class Window:
     height: int
 
 
+LONGEST_WHOLE = 24
+"""Characters, of what is not cut where there is room."""
+
+SHORTEST_ID = 8
+
+GAP = 2
+"""Between columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+    justify: Literal["left", "right"] = "left"
+    kind: Literal["whole", "id", "rest"] = "whole"
+    """An id is cut before anything else is, and words that take the rest are cut before that."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Part:
     """A table that may be cut. An empty line, its head, and a line for each row."""
 
-    columns: Sequence[Callable[[Table, str], None]]
+    columns: Sequence[_Column]
     rows: Sequence[Sequence[Text]]
 
-    def table(self, count: int) -> RenderableType:
+    def table(self, count: int, *, width: int) -> RenderableType:
         """Of the first rows only. How many are left out stands in the head."""
         hidden = len(self.rows) - count
-        table = Table(box=None, expand=True, pad_edge=False, padding=(0, 1), header_style="bold")
-        for n, add in enumerate(self.columns):
-            add(table, f" ({hidden} more)" if hidden and not n else "")
+        names = [column.name for column in self.columns]
+        if hidden:
+            names[0] += f" +{hidden}"
+        needs = [
+            max(len(name), *(row[n].cell_len for row in self.rows[:count]))
+            for n, name in enumerate(names)
+        ]
+        widths = self._widths(needs, width)
+        shown = [n for n, each in enumerate(widths) if each]
+        table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+        for n in shown:
+            justify = self.columns[n].justify
+            table.add_column(cell(names[n]), justify=justify, width=widths[n], no_wrap=True)
         for row in self.rows[:count]:
-            table.add_row(*row)
+            table.add_row(*(row[n] for n in shown))
         return Group(Text(""), table)
+
+    def _widths(self, needs: Sequence[int], width: int) -> list[int]:
+        """Of each column; 0: there is no room for it."""
+        kinds = [column.kind for column in self.columns]
+        left = width - GAP * (len(kinds) - 1)
+        widths = [
+            min(need, LONGEST_WHOLE) if kind == "whole" else 0
+            for need, kind in zip(needs, kinds, strict=True)
+        ]
+        left -= sum(widths)
+        for wanted, least in (("id", SHORTEST_ID), ("rest", 0)):
+            for n, kind in enumerate(kinds):
+                if kind == wanted:
+                    widths[n] = max(least, min(needs[n], left))
+                    left -= widths[n]
+        return widths
 
 
 HEAD_LINES = 2
@@ -72,7 +115,10 @@ def top_view(
     ]
     there = [each for each in parts if each.rows]
     granted = fit([len(each.rows) for each in there], window.height - len(head))
-    return Group(*head, *(each.table(n) for each, n in zip(there, granted, strict=True) if n))
+    return Group(
+        *head,
+        *(each.table(n, width=window.width) for each, n in zip(there, granted, strict=True) if n),
+    )
 
 
 def fit(rows: Sequence[int], height: int) -> list[int]:
@@ -95,20 +141,8 @@ def fit(rows: Sequence[int], height: int) -> list[int]:
     return granted
 
 
-def _column(name: str, **options: Any) -> Callable[[Table, str], None]:
-    def add(table: Table, more: str) -> None:
-        table.add_column(cell(name + more), no_wrap=True, overflow="ellipsis", **options)
-
-    return add
-
-
-def _number(name: str) -> Callable[[Table, str], None]:
-    return _column(name, justify="right")
-
-
-def _wide(name: str) -> Callable[[Table, str], None]:
-    """It takes the room that the others leave."""
-    return _column(name, ratio=1)
+def _number(name: str) -> _Column:
+    return _Column(name, justify="right")
 
 
 # The head
@@ -153,7 +187,8 @@ def _head(
     if first_token is not None:
         fourth.append(f"   first token after {seconds(first_token)}")
     if view.model.desired is not None:
-        fourth.append(f"   model {one_line(view.model.desired)}", "dim")
+        name = view.model.desired.rpartition("/")[2]
+        fourth.append(f"   model {one_line(name)}", "dim")
     lines = [first, second, third, fourth]
     if view.model.halted_by is not None:
         lines.append(Text("no further agent changes its model: one was lost in it", "bold red"))
@@ -213,8 +248,8 @@ def _agents(agents: Iterable[Agent], window: Window) -> _Part:
         for agent in sorted(agents, key=lambda each: each.title)
     ]
     columns = [
-        _column("agent"), _column("state"), _column("slots"), _number("tokens/s"), _number("prompt/s"), _number("KV"),
-        _number("cached"), _wide("model"),
+        _Column("agent"), _Column("state"), _Column("slots"), _number("tokens/s"), _number("prompt/s"), _number("KV"),
+        _number("cached"), _Column("model", kind="rest"),
     ]  # fmt: skip
     return _Part(columns, rows)
 
@@ -239,7 +274,7 @@ def progress_words(agent: Agent) -> str:
     if download is None:
         return ""
     much = f"{download.current / download.total:.0%}" if download.total else size(download.current)
-    return f"fetching {download.filename} {much}"
+    return f"fetching {much} of {download.filename}"
 
 
 def _rate(value: float | None) -> str:
@@ -249,8 +284,8 @@ def _rate(value: float | None) -> str:
 def _fleets(fleets: Mapping[str, Fleet]) -> _Part:
     rows = [fleet_row(name, fleet) for name, fleet in sorted(fleets.items())]
     columns = [
-        _column("fleet"), _number("ready"), _number("wanted"), _number("limits"), _number("waiting"),
-        _wide("why"),
+        _Column("fleet"), _number("ready"), _number("wanted"), _number("limits"), _number("waiting"),
+        _Column("why", kind="rest"),
     ]  # fmt: skip
     return _Part(columns, rows)
 
@@ -282,8 +317,8 @@ def _running(requests: Iterable[Request], *, now: float) -> _Part:
         for each in requests
     ]
     columns = [
-        _column("request"), _column("state"), _number("age"), _number("waited"), _number("tokens"),
-        _number("prompt"), _column("agent"), _wide("why"),
+        _Column("request", kind="id"), _Column("state"), _number("age"), _number("waited"), _number("tokens"),
+        _number("prompt"), _Column("agent"), _Column("why", kind="rest"),
     ]  # fmt: skip
     return _Part(columns, rows)
 
@@ -311,8 +346,8 @@ def _over(requests: Iterable[Request]) -> _Part:
         for each in requests
     ]
     columns = [
-        _column("over"), _column("outcome"), _number("took"), _number("waited"), _number("first"),
-        _number("tokens"), _number("prompt"), _column("agent"), _wide(""),
+        _Column("over", kind="id"), _Column("outcome"), _number("took"), _number("waited"), _number("first"),
+        _number("tokens"), _number("prompt"), _Column("agent"), _Column("", kind="rest"),
     ]  # fmt: skip
     return _Part(columns, rows)
 
@@ -329,6 +364,6 @@ def _errors(errors: Iterable[Fault], *, now: float) -> _Part:
         for each in errors
     ]
     columns = [
-        _column("error"), _number("when"), _number("times"), _column("agent"), _wide("message"),
+        _Column("error"), _number("when"), _number("times"), _Column("agent"), _Column("message", kind="rest"),
     ]  # fmt: skip
     return _Part(columns, rows)

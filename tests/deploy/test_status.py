@@ -37,8 +37,8 @@ async def shown(address: str) -> list[str]:
         ({"slots": 2, "awaits_turn": True}, "waits for turn"),
         ({"slots": 2, "held": True}, "held"),
         ({"slots": 2, "held": True, "awaits_turn": True}, "held"),
-        ({"slots": 0, "download": Download("m.gguf", 5, 10)}, "fetching m.gguf 50%"),
-        ({"slots": 2, "download": Download("m.gguf", 5, None)}, "ready, fetching m.gguf 5 B"),
+        ({"slots": 0, "download": Download("m.gguf", 5, 10)}, "fetching 50% of m.gguf"),
+        ({"slots": 2, "download": Download("m.gguf", 5, None)}, "ready, fetching 5 B of m.gguf"),
         ({"slots": 2, "application": Application.STUCK, "issues": (STUCK,)}, "ready, stuck"),
         ({"slots": 0, "application": Application.STUCK, "issues": (STUCK,)}, "stuck"),
         (

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 import pytest
+from gateway import Gateway
 from played import Play
 
 from common.errors import HeadraceError
@@ -41,41 +42,6 @@ def test_other_line_ends_are_part_of_the_data() -> None:
 def test_what_cannot_be_read_is_an_error() -> None:
     with pytest.raises(OverviewError):
         list(EventReader().read(b"data: {\n\n"))
-
-
-class Gateway:
-    """Between client and balancer: the test cuts what goes through, and has the door closed."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
-        self.port = 0
-
-    async def open(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def close(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.cut()
-        await self._server.wait_closed()
-
-    def cut(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", self._target)
-        self._writers |= {writer, back}
-        await asyncio.gather(self._copy(reader, back), self._copy(there, writer))
-
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-            writer.close()
 
 
 @pytest.fixture

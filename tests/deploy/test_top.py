@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from commands import COMMAND, headrace, on_terminal
+from gateway import Gateway
 from played import Play, ask
 
 from balancer.balancer import Balancer
@@ -40,11 +41,31 @@ async def test_it_shows_what_happens_until_a_key_ends_it(port: str, play: Play, 
         assert terminal.echoes
 
 
+async def test_it_says_that_the_connection_is_lost_and_goes_on_when_it_is_back(
+    port: str, play: Play
+) -> None:
+    play("one", slots=3)
+    gateway = Gateway(int(port))
+    await gateway.open()
+    async with on_terminal("top", "--port", str(gateway.port), width=150) as terminal:
+        await terminal.shows("0/3")
+
+        await gateway.close()
+        await terminal.shows("no connection")
+        play("two", slots=7)
+        await gateway.open()
+
+        await terminal.shows("0/7")
+        terminal.type("q")
+        assert await terminal.ended() == 0
+    await gateway.close()
+
+
 async def test_it_fits_a_small_window(port: str, play: Play) -> None:
     for n in range(20):
         play(f"agent-{n:02}")
     async with on_terminal("top", "--port", port, width=60, height=10) as terminal:
-        await terminal.shows("more)")
+        await terminal.shows("agent +")
         terminal.type("q")
         await terminal.ended()
 

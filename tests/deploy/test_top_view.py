@@ -63,16 +63,16 @@ def test_the_head_tells_of_the_balancer_as_a_whole() -> None:
         "headrace 1.2.3  http://b:1  up 60 s",
         "agents 1 ready of 2   slots 2 of 4 ■■□□   buffer 1 of 128 (2 kB)",
         "requests 1 running 1 waiting   over stop 9",
-        "15.0 tokens/s ▄█   first token after 0.50 s   model /m/small.gguf",
+        "15.0 tokens/s ▄█   first token after 0.50 s   model small.gguf",
     ]
 
 
 def test_there_is_a_table_of_each_kind() -> None:
     assert shown(TOLD)[4:] == [
         "",
-        "agent  state                slots     tokens/s  prompt/s   KV  cached  model",
-        "one    ready                ■■□□ 2/4      41.2      1234  50%     75%  small",
-        "two    fetching m.gguf 25%   0/0",
+        "agent  state                   slots     tokens/s  prompt/s   KV  cached  model",
+        "one    ready                   ■■□□ 2/4      41.2      1234  50%     75%  small",
+        "two    fetching 25% of m.gguf   0/0",
         "",
         "fleet  ready  wanted  limits  waiting  why",
         "small      1       2     0-3        5  no node",
@@ -101,12 +101,23 @@ def test_it_fits_every_window(width: int, height: int) -> None:
     assert all(len(line) <= width for line in lines)
 
 
+def test_in_a_narrow_window_ids_and_reasons_are_cut_and_numbers_stay() -> None:
+    request = {
+        "id": 32 * "f", "state": "running", "arrived": 80.0, "waited": 0.25, "agent": "agent-1",
+        "tokens": 17, "prompt_tokens": 300, "cached_tokens": 200, "why": "all slots are taken",
+    }  # fmt: skip
+
+    (row,) = [line for line in shown({"requests": {"r": request}}, width=80) if "fff" in line]
+
+    assert row.split()[1:] == ["running", "20", "s", "0.25", "s", "17", "300", "(200", "cached)", "agent-1"]  # fmt: skip
+
+
 def test_what_is_left_out_is_counted() -> None:
     many = {f"a{n}": {**AGENT, "id": f"a{n}", "name": f"agent-{n}"} for n in range(30)}
 
-    (head,) = [line for line in shown({"agents": many}, height=20) if line.startswith("agent (")]
+    (head,) = [line for line in shown({"agents": many}, height=20) if line.startswith("agent +")]
 
-    assert head.split("state")[0].strip() == "agent (15 more)"
+    assert head.split("state")[0].strip() == "agent +15"
 
 
 @pytest.mark.parametrize(
