@@ -92,7 +92,7 @@ class _Part:
         for wanted, least in (("id", SHORTEST_ID), ("rest", 0)):
             for n, kind in enumerate(kinds):
                 if kind == wanted:
-                    widths[n] = max(least, min(needs[n], left))
+                    widths[n] = min(needs[n], max(least, left))
                     left -= widths[n]
         return widths
 
