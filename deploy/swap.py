@@ -59,7 +59,7 @@ class Swap:
                 case Standing.SERVES:
                     row = replace(row, words="done", part=1.0)
                 case Standing.PENDING if not agent.is_on_its_way:
-                    row = replace(row, words="is told", part=None)
+                    row = replace(row, words="prepares the model", part=None)
                 case Standing.PENDING | Standing.CANNOT:
                     pass
             rows.append(row)

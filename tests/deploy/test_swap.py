@@ -161,7 +161,7 @@ def test_each_agent_that_follows_has_a_row() -> None:
     rows = swap.rows(view_of(a=OLD, b=fetching, c=WAITS, d=DONE), now=0.1)
 
     assert [(row.title, row.words, row.part) for row in rows] == [
-        ("a", "is told", None),
+        ("a", "prepares the model", None),
         ("b", "fetching new.gguf, 25% of 200 B", 0.25),
         ("c", "waits for its turn to change the model", None),
         ("d", "done", 1.0),
