@@ -1,12 +1,21 @@
 """How far a model is, on a terminal and elsewhere."""
 
 import io
+import threading
+from pathlib import Path
 
 import pytest
+from commands import on_terminal
+from file_server import FileServer, stall_after
+from played import Until
 from rich.console import Console
 
+from balancer.balancer import Balancer
+from balancer.link import AgentListener
 from deploy.load_bars import LoadBars, Row, load_row
 from deploy.overview import Agent, Download
+
+CTRL_C = "\x03"
 
 
 def fetching(current: int, total: int | None = 100_000_000) -> Row:
@@ -65,3 +74,25 @@ def test_names_cannot_steer_the_terminal(output: io.StringIO) -> None:
         bars.show([load_row(agent)])
 
     assert output.getvalue() == "[red]x\ufffd[2J: fetching \ufffd]0;m, 1 B\n"
+
+
+async def test_an_agent_by_hand_shows_on_its_terminal_how_far_its_model_is(
+    balancer: Balancer, until: Until, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE_DIR", str(tmp_path))
+    listener = AgentListener(balancer)
+    url = f"ws://127.0.0.1:{await listener.start('127.0.0.1', 0)}"
+    let_go = threading.Event()
+    with FileServer() as server:
+        server.publish("/m.gguf", b"GGUF".ljust(1_000_000, b"\0"))
+        server.plan("/m.gguf", stall_after(500_000, until=let_go, begun=threading.Event()))
+        options = ("--name", "mine", "--model", server.url("/m.gguf"))
+        async with on_terminal("agent", "--balancer", url, *options) as terminal:
+            await terminal.shows("fetching m.gguf, 50% of 1 MB")
+            await terminal.shows("phase=download")  # the log is shown too
+            let_go.set()
+            await until(lambda: any(agent.status.issues for agent in balancer.agents))
+
+            terminal.type(CTRL_C)
+            assert await terminal.ended() == 0
+    await listener.stop()

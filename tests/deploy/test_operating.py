@@ -1,6 +1,9 @@
 """The commands of operators, as processes against the real balancer."""
 
+import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -315,3 +318,39 @@ async def test_scale_wants_to_know_what() -> None:
 
     assert done.status == 2
     assert "--min" in done.errors
+
+
+# Completion of names
+
+
+async def completed(port: str, words: str) -> list[str]:
+    """What bash is offered for the last word, with the balancer at this port as the default one."""
+    code = f"""
+import sys
+import deploy.operating
+deploy.operating.CLIENT_PORT = {port}
+sys.argv[0] = "headrace"
+from deploy.cli import main
+main()
+"""
+    told = {
+        "_HEADRACE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, env={**os.environ, **told}, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    return output.decode().split()
+
+
+async def test_names_of_agents_and_fleets_are_completed(port: str, play: Play, client: Any) -> None:
+    for name in ("gpu-1", "gpu-2", "cpu-1", "gpu-\x1b[2J"):
+        play(name)
+    await client.put("/api/v1/fleets/small", json={"model": {"LocalToAgent": "/m.gguf"}})
+
+    assert await completed(port, "headrace drain gpu") == ["gpu-1", "gpu-2"]
+    assert await completed(port, "headrace undrain c") == ["cpu-1"]
+    assert await completed(port, "headrace scale s") == ["small"]
+    assert await completed("1", "headrace drain gpu") == []
