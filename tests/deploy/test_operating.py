@@ -156,6 +156,21 @@ async def test_drain_waits_until_nothing_runs_there(
         assert await terminal.ended() == 0
 
 
+async def test_drain_waits_until_the_agent_says_that_it_takes_nothing_new(
+    port: str, play: Play
+) -> None:
+    agent = play("one")
+    async with on_terminal("drain", "--port", port, "one", "--wait") as terminal:
+        await terminal.shows("one gets nothing new")
+
+        agent.report(slots=1, slots_processing=1)  # it was dispatched a moment before
+        await terminal.shows("one: 1 request(s) run")
+        agent.report(slots=1, held=True)
+
+        await terminal.shows("nothing runs there any more")
+        assert await terminal.ended() == 0
+
+
 async def test_an_interrupted_wait_leaves_the_agent_drained(
     port: str, start: Start, balancer: Balancer, until: Until
 ) -> None:
