@@ -30,12 +30,11 @@ def run() -> Generator[Run]:
     thread.start()
     try:
         with start_browser() as browser, open_window(browser) as window:
-            window.page.goto(f"http://127.0.0.1:{server.server_port}/icon.svg")
+            window.page.goto(f"http://127.0.0.1:{server.server_port}/vendor/")
 
             def run(module: str, expression: str, *arguments: Any) -> Any:
                 return window.page.evaluate(
-                    f"async (a) => {{ const m = await import(new URL('{module}', location));"
-                    f" return {expression}; }}",
+                    f"async (a) => {{ const m = await import('/{module}'); return {expression}; }}",
                     list(arguments),
                 )
 
@@ -272,6 +271,36 @@ def test_a_stopped_answer_takes_no_more_text_but_its_usage(run: Run) -> None:
     )
 
     assert (answer["state"], answer["text"], answer["usage"]) == ("stopped", "", USAGE)
+
+
+def test_thoughts_and_calls_are_shown_apart_and_all_of_it_as_text(run: Run) -> None:
+    told = {
+        "text": "<i>4</i>",
+        "thoughts": "<b>2 + 2</b>",
+        "calls": "add(2, 2)",
+        "state": "done",
+        "problem": None,
+        "agent": "a1",
+        "usage": USAGE,
+        "sent": 1,
+        "first": 2,
+        "last": 3,
+    }
+
+    thoughts, is_open, text, calls, facts = run(
+        "message.js",
+        "(async () => { const lit = await import('/lit.js');"
+        " lit.render(m.messageView(a[0]), document.body);"
+        " const find = (path) => document.querySelector(path);"
+        " return [find('details .text').textContent, find('details').open,"
+        " find('article > .text').textContent, find('.calls pre').textContent,"
+        " find('.facts').textContent]; })()",
+        told,
+    )
+
+    assert (thoughts, is_open, text) == (told["thoughts"], False, told["text"])
+    assert calls == told["calls"]
+    assert facts.startswith("a1 \u00b7 first token after 1.00 s \u00b7 2.0 tok/s \u00b7 3 tokens")
 
 
 def test_what_is_sent_leaves_out_thoughts_and_answers_that_failed(run: Run) -> None:
