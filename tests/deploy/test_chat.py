@@ -176,6 +176,7 @@ async def test_thoughts_are_dim_and_apart_on_a_terminal(port: str, play: Play) -
 
         await terminal.shows("tokens/s")
         assert "\x1b[2mHm.\x1b[0m\r\n\r\nSo.\r\n" in terminal.written
+        await terminal.shows("> ", times=2)
         terminal.type(CTRL_D)
         assert await terminal.ended() == 0
 
