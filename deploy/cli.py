@@ -67,6 +67,7 @@ from deploy.options import (
     TracesAddress,
     ValueType,
     agent_settings,
+    check_address,
     check_authorities,
     check_balancer,
     check_certificate,

@@ -344,6 +344,7 @@ async def completed(port: str, words: str) -> list[str]:
 import sys
 import deploy.operating
 deploy.operating.CLIENT_PORT = {port}
+deploy.operating.COMPLETION_TIMEOUT = 60
 sys.argv[0] = "headrace"
 from deploy.cli import main
 main()

@@ -86,7 +86,7 @@ async def test_where_there_is_no_terminal_it_is_one_picture(
     assert "\x1b" not in done.output
     lines = done.output.splitlines()
     assert lines[0].startswith("headrace ")
-    assert any(line.split()[:2] == ["r1", "running"] for line in lines)
+    assert any(line.startswith("r1 ") for line in lines)
 
 
 async def test_once_it_is_one_picture_on_a_terminal_too(port: str, play: Play) -> None:
@@ -106,7 +106,7 @@ async def test_as_json_each_event_is_a_line(port: str, play: Play) -> None:
     )
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             first = await read(process.stdout)
             play("two")
             while "id-of-two" not in (change := await read(process.stdout))["data"].get(
