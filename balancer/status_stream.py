@@ -23,8 +23,10 @@ KEEP_ALIVE = 3.0
 LIFETIME = 600.0
 """Seconds that one stream may last: one that is never read is not kept for ever."""
 
-SHORTEST_PAUSE = 0.25
-"""Seconds between two looks at least, however much happens."""
+SHORTEST_PAUSE = 0.5
+"""Seconds between two looks at least, however much happens; what happens after a quiet time is seen at
+once.
+"""
 
 LONGEST_PAUSE = 1.0
 """Seconds between two looks at most: what grows with each token is no news by itself."""
