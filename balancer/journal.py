@@ -22,6 +22,10 @@ PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
 """What OpenAI's answers have before a request's id."""
 
 
+SHORTEST_BEGINNING = 8
+"""Characters of an id by which a request is found, if there is one such."""
+
+
 class Decider(enum.StrEnum):
     BALANCER = "balancer"
     DISPATCHER = "dispatcher"
@@ -169,12 +173,16 @@ class Journal:
         return sorted(both, key=lambda record: record.ended or 0.0)
 
     def find(self, name: str) -> Record | None:
-        """``name``: its id, or that of the answer. None: nobody knows it, or not any more."""
+        """``name``: its id, or that of the answer, or how no other one's begins. None: nobody knows it,
+        or not any more.
+        """
         for prefix in PREFIXES:
             name = name.removeprefix(prefix)
-        request_id = RequestId(name)
-        return (
-            self._open.get(request_id)
-            or self._served.get(request_id)
-            or self._unserved.get(request_id)
-        )
+        everywhere = (self._open, self._served, self._unserved)
+        for records in everywhere:
+            if (record := records.get(RequestId(name))) is not None:
+                return record
+        if len(name) < SHORTEST_BEGINNING:
+            return None
+        found = [r for records in everywhere for i, r in records.items() if i.startswith(name)]
+        return found[0] if len(found) == 1 else None

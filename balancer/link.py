@@ -153,7 +153,7 @@ class AgentListener:
                 await self._read(socket, agent_id)
                 writer.cancel()
         except* ConnectionClosed as group:
-            reason = str(group.exceptions[0])
+            reason = _loss(group.exceptions[0])
         except* msgspec.MsgspecError:
             reason = "it sent what cannot be read"
             raise
@@ -184,6 +184,17 @@ class AgentListener:
                 case Join():
                     await socket.close(CloseCode.PROTOCOL_ERROR, "a link is joined once")
                     return
+
+
+def _loss(closed: BaseException) -> str:
+    """For operators: how a link ended that was not ended in order."""
+    assert isinstance(closed, ConnectionClosed)
+    if closed.rcvd is not None:
+        told = f"it closed its link with {closed.rcvd.code}"
+        return f"{told}: {closed.rcvd.reason}" if closed.rcvd.reason else told
+    if closed.sent is not None and closed.sent.code == CloseCode.INTERNAL_ERROR:
+        return f"it did not answer a ping for {PING_TIMEOUT:.0f} s"
+    return "its connection was lost"
 
 
 async def _give_up(socket: ServerConnection, reason: str) -> None:

@@ -95,7 +95,6 @@ class Overview:
             "phases": {phase: round(seconds, 3) for phase, seconds in status.phases.items()},
             "figures": status.figures,
             "step_age": status.step_age,
-            "halts_rollout": self._balancer.halted_by == agent.agent_id,
         }
 
     def _request(self, record: Record) -> Told:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import re
 import ssl
 import subprocess
@@ -51,7 +52,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Generator[Locked]:
     keys = {role: first_key(text, role) for role in Role}
     tls = client_context(signed.certificate)
     with start_up(
-        *("--engine", "echo", "--keys", str(file)),
+        *("--engine", "echo", "--keys", str(file), "--log-format", "json"),
         *("--tls-cert", str(signed.certificate), "--tls-key", str(signed.key)),
         key=keys[Role.MANAGEMENT],
         tls=tls,
@@ -199,4 +200,14 @@ async def test_no_key_and_no_prompt_is_in_a_log_or_a_command_line(locked: Locked
     texts["command lines"] = command_lines.encode()
     texts["output"] = "\n".join(locked.up.command.lines).encode()
     assert any(b"this key is not one for agent" in text for text in texts.values())
+    logged = [
+        json.loads(line)
+        for name, text in texts.items()
+        if re.search(r"/worker-[^/]*\.err$", name)
+        for line in text.splitlines()
+        if line.startswith(b'{"time"')
+    ]
+    dispatched = [line for line in logged if line["message"].endswith("dispatched")]
+    assert all(line["request_id"] and line["agent_id"] for line in dispatched)
+    assert dispatched
     assert [name for name, text in texts.items() if any(s in text for s in locked.secrets)] == []

@@ -152,7 +152,9 @@ function actions({ model, busy }, problems) {
 function swapProgress({ data, downloads }) {
   const agents = inOrder(data.agents);
   if (!agents.length) return html`<p class="empty">No agent is connected. The desired state is kept for those that come.</p>`;
-  return html`<ul class="rows">
+  const halted = data.balancer.model?.halted_by != null;
+  return html`${halted ? html`<p class="problem">The change has halted: an agent was lost while it changed its model. It goes on when one has shown that the model works, or when the state is applied again.</p>` : nothing}
+  <ul class="rows">
     ${repeat(
       agents,
       (agent) => agent.id,
@@ -163,7 +165,6 @@ function swapProgress({ data, downloads }) {
           <span class="number quiet">${count(agent.slots)} slots</span>
         </div>
         ${progress(agent, downloads[agent.id])} ${issues(agent)}
-        ${agent.halts_rollout ? html`<p class="problem">The change stops here: no other agent changes until this one serves.</p>` : nothing}
       </li>`,
     )}
   </ul>`;

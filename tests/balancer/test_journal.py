@@ -88,5 +88,28 @@ def test_a_request_is_found_by_its_answers_id(name: str) -> None:
     assert journal.find(name) is record
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("0123456789a", "0123456789a"),
+        ("0123456789", None),
+        ("0123456", None),
+        ("0123456789ab", "0123456789ab"),
+        ("chatcmpl-98765432", "9876543210"),
+        ("9876543", None),
+    ],
+)
+def test_a_request_is_found_by_how_no_others_id_begins(name: str, found: str | None) -> None:
+    journal = Journal()
+    for n, request_id in enumerate(("0123456789a", "0123456789ab", "9876543210")):
+        record = journal.begin(RequestId(request_id), ANY, now=n, at=n)
+        if n == 0:
+            journal.end(record, "stop", now=1.0)
+
+    record = journal.find(name)
+
+    assert (record and record.request_id) == found
+
+
 def test_nobody_is_found_by_another_name() -> None:
     assert Journal().find("r1") is None

@@ -120,7 +120,7 @@ async def test_the_log_tells_why_an_agent_left(
     await polite.close()
     await until(lambda: not balancer.agents)
 
-    assert "agent_id=cut left: no close frame received or sent" in caplog.messages
+    assert "agent_id=cut left: its connection was lost" in caplog.messages
     assert "agent_id=polite left: its link was closed" in caplog.messages
 
 
@@ -297,3 +297,16 @@ async def test_an_agent_with_its_key_joins(balancer: Balancer, until: Until) -> 
         await socket.send(encode(join()))
         await until(lambda: len(balancer.agents) == 1)
     await listener.stop()
+
+
+async def test_the_log_tells_what_an_agent_said_when_it_closed_its_link(
+    balancer: Balancer, url: str, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "balancer.balancer")
+    socket = await dial(url, join("failing"))
+    await until(lambda: len(balancer.agents) == 1)
+
+    await socket.close(1011, "a fault of mine")
+    await until(lambda: not balancer.agents)
+
+    assert "agent_id=failing left: it closed its link with 1011: a fault of mine" in caplog.messages

@@ -249,7 +249,6 @@ async def test_an_agent_is_told_whole(client: httpx.AsyncClient, play: Play) -> 
         "phase": "ready",
         "phases": {},
         "step_age": None,
-        "halts_rollout": False,
     }
 
 
