@@ -9,28 +9,30 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
-from balancer.agent_states import state_of
 from balancer.buffer import Buffer
+from balancer.consultations import Consultations
 from balancer.desired_state import BalancerDesiredState, InferenceParameters, agent_state
 from balancer.dispatcher import Abandon, Dispatch, Dispatcher, Effect, Reject, Rejection
 from balancer.exchange import Changes, Exchange, Told
 from balancer.fleet_beats import FleetView, SeenAgent
 from balancer.fleet_demand import FleetDemand
 from balancer.fleets import Fleet
-from balancer.gauges import AgentGauges, Gauges, LimitGauge
-from balancer.history import INTERVAL, Load
+from balancer.history import INTERVAL
 from balancer.journal import Record, State
-from balancer.limits import MOST_CONSULTATIONS, Limit, LimitError, Limits, Tally
+from balancer.limits import Limit, Limits, Tally
+from balancer.linked_agents import AgentView, LinkedAgent, is_open, plainness
 from balancer.metrics import Metrics
+from balancer.observed import gauges, load
 from balancer.progress import Progress
 from balancer.records import Records
 from balancer.rollout import GiveTurn, Rollout
 from balancer.stored_state import StoredState
 from balancer.terms import ANY, Terms
-from balancer.watch import LOOK_INTERVAL, Watch
+from balancer.watch import LOOK_INTERVAL
 from common.errors import ErrorCode, RequestError
 from common.ids import AgentId, RequestId
 from common.messages import (
@@ -66,46 +68,6 @@ LOST_MODEL_PATIENCE = 60.0
 
 SHUTTING_DOWN = "the balancer is shutting down"
 
-NOT_DESCRIBED = Described(metadata=None, chat_template_override=None)
-
-
-Answer: TypeAlias = Tokenized | Detokenized | Failed
-"""To a consultation."""
-
-
-@dataclass(slots=True)
-class LinkedAgent:
-    agent_id: AgentId
-    name: str | None
-    labels: tuple[str, ...]
-    status: Status
-    send: Callable[[bytes], None]
-    drop: Callable[[str], None]
-    fleet: str | None = None
-    watch: Watch = field(default_factory=Watch)
-    description: Described = NOT_DESCRIBED
-
-    @property
-    def model(self) -> str | None:
-        """The best of its names."""
-        return min(self.status.model_names, key=_plainness, default=None)
-
-    def serves(self, model: str | None) -> bool:
-        return self.status.slots_total > 0 and (model is None or model in self.status.model_names)
-
-
-@dataclass(frozen=True, slots=True)
-class AgentView:
-    """An agent as observers see it."""
-
-    agent_id: AgentId
-    name: str | None
-    labels: tuple[str, ...]
-    status: Status
-    slots_bound: int
-    description: Described
-    fleet: str | None
-
 
 @dataclass(slots=True)
 class _Request:
@@ -118,27 +80,6 @@ class _Request:
     progress: Progress = field(default_factory=Progress)
     is_under_way: bool = False
     """The agent that has it has told something of it."""
-
-
-def _plainness(name: str) -> tuple[bool, int, str]:
-    return "/" in name, len(name), name
-
-
-def _seen(agent: LinkedAgent) -> SeenAgent:
-    status = agent.status
-    return SeenAgent(
-        name=agent.name or "",
-        phase=status.phase,
-        phases=status.phases,
-        slots=status.slots_total,
-        processing=status.slots_processing,
-        problem="; ".join(f"{issue.kind}: {issue.detail}" for issue in status.issues) or None,
-    )
-
-
-def _is_open(status: Status) -> bool:
-    """Does it serve, as far as operators let it?"""
-    return status.slots_total > 0 and not status.held
 
 
 def _told(stored: StoredState) -> tuple[object, ...]:
@@ -181,7 +122,7 @@ class Balancer:
         """False: new requests are told that this balancer ends."""
         self.closed = asyncio.Event()
         self.changes = Changes()
-        self.metrics = Metrics(self._gauges)
+        self.metrics = Metrics(partial(gauges, self))
         self.records = Records(self.metrics)
         self._rollout = Rollout()
         self._demand = FleetDemand()
@@ -189,7 +130,7 @@ class Balancer:
         """Of what fleets are to be, or of whether anybody waits for one that has no agents."""
         self._lost_models: dict[str, float] = {}
         """Names of what agents served that were lost, and until when requests for it may wait."""
-        self._consultations: dict[RequestId, tuple[AgentId, Exchange]] = {}
+        self._consultations = Consultations()
         self._abandoned: dict[RequestId, tuple[AgentId, float]] = {}
         """Nobody waits for them, but their slots are bound yet: where, and since when."""
         self._stored = StoredState(balancer_desired_state=BalancerDesiredState.defaults())
@@ -246,7 +187,7 @@ class Balancer:
         served = [agent.status.model_names for agent in self._agents.values()]
         wanted = [names(self.desired_state.model_reference), *self._demand.models.values()]
         known = {frozenset(told) for told in (*wanted, *served)}
-        return sorted(sorted(each, key=_plainness) for each in known if each)
+        return sorted(sorted(each, key=plainness) for each in known if each)
 
     def _best_name(self, model: str | None) -> str | None:
         """As metrics call what a client has asked for; None: any, or nobody knows it."""
@@ -281,9 +222,7 @@ class Balancer:
 
     def cancel(self, request_id: RequestId) -> None:
         """The client has gone; nothing if the request is over already."""
-        consultation = self._consultations.pop(request_id, None)
-        if consultation is not None:
-            self._agents[consultation[0]].send(encode(Cancel(request_id)))
+        self._consultations.cancel(request_id)
         request = self._requests.pop(request_id, None)
         if request is not None:
             if request.limit is not None:
@@ -296,22 +235,14 @@ class Balancer:
         ``Tokenize`` or ``Detokenize``. Read the exchange to its end, or ``cancel``. Raises
         ``LimitError``.
         """
-        exchange = Exchange()
         agent = next((a for a in self._agents.values() if a.serves(model)), None)
         if not self.accepts:
             failed = Failed(request_id, ErrorCode.SHUTTING_DOWN, SHUTTING_DOWN)
         elif agent is None:
             failed = Failed(request_id, ErrorCode.NO_AGENTS, "no agent serves a model now")
-        elif len(self._consultations) >= MOST_CONSULTATIONS:
-            raise LimitError(
-                Limit.CONSULTATIONS,
-                ErrorCode.BUFFER_FULL,
-                "too many texts are being tokenized already",
-            )
         else:
-            self._consultations[request_id] = (agent.agent_id, exchange)
-            agent.send(frame)
-            return exchange
+            return self._consultations.begin(request_id, frame, agent)
+        exchange = Exchange()
         exchange.put(Told(None, failed))
         return exchange
 
@@ -341,7 +272,7 @@ class Balancer:
         if status.version > agent.status.version:
             before, agent.status = agent.status, status
             self._report(agent_id, status)
-            if _is_open(before) != _is_open(status):
+            if is_open(before) != is_open(status):
                 self._expect()
 
     def described(self, agent_id: AgentId, description: Described) -> None:
@@ -351,9 +282,8 @@ class Balancer:
         """What one pass of an agent brought forth."""
         self._agents[agent_id].watch.heard()
         for event in events:
-            if asked := self._consultations.get(event.request_id):
-                if asked[0] == agent_id and isinstance(event, Answer):
-                    self._answer(event)
+            if event.request_id in self._consultations:
+                self._consultations.happened(agent_id, event)
             # An event of a request that has moved on since is out of date.
             elif self._dispatcher.serves(agent_id, event.request_id):
                 self._happened(self._agents[agent_id], event)
@@ -375,9 +305,7 @@ class Balancer:
                 for name, until in self._lost_models.items()
                 if until > self._loop.time()
             }
-        for request_id, (asked, _) in tuple(self._consultations.items()):
-            if asked == agent_id:
-                self._answer(Failed(request_id, ErrorCode.AGENT_LOST, "the agent was lost"))
+        self._consultations.leave(agent_id)
         self._abandoned = {r: asked for r, asked in self._abandoned.items() if asked[0] != agent_id}
         lost = [r.record for r in self._requests.values() if r.record.agent_id == agent_id]
         for record in lost:
@@ -416,15 +344,7 @@ class Balancer:
 
     def _sample(self) -> None:
         """For the charts of the last minutes."""
-        agents = self.agents
-        load = Load(
-            buffered=self.buffered,
-            running=self.running,
-            slots=sum(agent.status.slots_total for agent in agents),
-            slots_busy=sum(max(a.status.slots_processing, a.slots_bound) for a in agents),
-            agents=len(agents),
-        )
-        self.records.sample(load)
+        self.records.sample(load(self))
         if not self.closed.is_set():
             self._loop.call_later(INTERVAL, self._sample)
 
@@ -470,7 +390,7 @@ class Balancer:
 
     @property
     def fleet_agents(self) -> list[SeenAgent]:
-        return [_seen(agent) for agent in self._agents.values() if agent.fleet is not None]
+        return [agent.seen() for agent in self._agents.values() if agent.fleet is not None]
 
     def supervised(self, views: Mapping[str, FleetView], *, leads: bool) -> None:
         """What the supervisor says. ``leads``: this balancer decides when agents change their models."""
@@ -493,7 +413,7 @@ class Balancer:
         return self._demand.silence(now=self._loop.time())
 
     def _expect(self) -> None:
-        served = {agent.fleet for agent in self._agents.values() if _is_open(agent.status)}
+        served = {agent.fleet for agent in self._agents.values() if agent.is_open}
         self._dispatcher.expect(self._demand.expected(served), now=self._loop.time())
         self._arm()
 
@@ -531,15 +451,7 @@ class Balancer:
     @property
     def agents(self) -> list[AgentView]:
         return [
-            AgentView(
-                agent.agent_id,
-                agent.name,
-                agent.labels,
-                agent.status,
-                self._dispatcher.bound(agent.agent_id),
-                agent.description,
-                agent.fleet,
-            )
+            agent.view(bound=self._dispatcher.bound(agent.agent_id))
             for agent in self._agents.values()
         ]
 
@@ -565,6 +477,11 @@ class Balancer:
         """Requests that agents have yet, and for which nobody waits any longer."""
         return len(self._abandoned)
 
+    @property
+    def consulted(self) -> int:
+        """Texts that agents are asked about just now."""
+        return len(self._consultations)
+
     async def drain(self) -> None:
         """Take nothing new, tell those that wait for a slot that this balancer ends, and return when all
         that runs is over.
@@ -582,8 +499,7 @@ class Balancer:
         self.accepts = False
         self.closed.set()
         self.changes.notify()
-        for request_id in tuple(self._consultations):
-            self._answer(Failed(request_id, ErrorCode.SHUTTING_DOWN, SHUTTING_DOWN))
+        self._consultations.end(ErrorCode.SHUTTING_DOWN, SHUTTING_DOWN)
         for request_id in tuple(self._requests):
             self._carry_out(self._dispatcher.cancel(request_id))
             self._refuse_because_closed(request_id)
@@ -661,10 +577,6 @@ class Balancer:
         if request_id in self._abandoned:
             _, since = self._abandoned.pop(request_id)
             self.metrics.cancel.observe(monotonic() - since)
-
-    def _answer(self, event: Answer) -> None:
-        _, exchange = self._consultations.pop(event.request_id)
-        exchange.put(Told(None, event))
 
     def _pass_on(
         self,
@@ -794,42 +706,3 @@ class Balancer:
     def _expire(self) -> None:
         self._timer = None
         self._carry_out(self._dispatcher.expire(now=self._loop.time()))
-
-    def _gauges(self) -> Gauges:
-        return Gauges(
-            self.buffered,
-            [
-                AgentGauges(
-                    agent.name,
-                    agent.status.slots_total,
-                    agent.slots_bound,
-                    agent.status.figures,
-                    agent.status.step_age,
-                    state_of(agent.status),
-                )
-                for agent in self.agents
-            ],
-            abandoned=len(self._abandoned),
-            limits=[LimitGauge(limit, self._most(limit), self._used(limit)) for limit in Limit],
-        )
-
-    def _most(self, limit: Limit) -> int | None:
-        match limit:
-            case Limit.BUFFERED_REQUESTS:
-                return self._buffer_capacity
-            case Limit.PROMPT_TOKENS:
-                return self.desired_state.inference_parameters.context_size
-            case _:
-                return self.limits.most(limit)
-
-    def _used(self, limit: Limit) -> int | None:
-        """None: it is not a sum."""
-        match limit:
-            case Limit.BUFFERED_REQUESTS:
-                return self._dispatcher.buffered
-            case Limit.BUFFERED_BYTES:
-                return self._dispatcher.buffered_bytes
-            case Limit.CONSULTATIONS:
-                return len(self._consultations)
-            case _:
-                return self.tally.used(limit)

@@ -15,9 +15,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from balancer.audit import audit
-from balancer.balancer import AgentView, Balancer
+from balancer.balancer import Balancer
 from balancer.desired_state import AgentOverrides, BalancerDesiredState
 from balancer.http import ClosingStream, read_body
+from balancer.linked_agents import AgentView
 from balancer.metrics import CONTENT_TYPE
 from balancer.native_requests import parse
 from balancer.stored_state import AGENT_OVERRIDES, DESIRED_STATE
@@ -191,8 +192,7 @@ def _agent(agent: AgentView) -> dict[str, Any]:
         "issues": [_issue(issue) for issue in status.issues],
         "model_path": status.model_path,
         "name": agent.name,
-        # The agent's report may be a moment older than what has just been bound to it.
-        "slots_processing": max(status.slots_processing, agent.slots_bound),
+        "slots_processing": agent.slots_busy,
         # The format has no word for draining; an agent that takes nothing new offers no slots.
         "slots_total": 0 if status.draining else status.slots_total,
         "state_application_status": status.application.value,

@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 
 from balancer.agent_states import state_of
-from balancer.balancer import AgentView, Balancer
+from balancer.balancer import Balancer
 from balancer.board import State
 from balancer.history import Sample
 from balancer.incidents import Incident
 from balancer.journal import Decision, Record
+from balancer.linked_agents import AgentView
 from common.models import NoModel
 from common.references import describe
 
@@ -78,8 +79,7 @@ class Overview:
             "state": state_of(status),
             "held": status.held,
             "slots": status.slots_total,
-            # The agent's report may be a moment older than what has just been bound to it.
-            "slots_busy": max(status.slots_processing, agent.slots_bound),
+            "slots_busy": agent.slots_busy,
             "slots_desired": status.slots_desired,
             "model": min(status.model_names, key=len, default=None),
             "model_path": status.model_path,
