@@ -25,6 +25,7 @@ async def managed(balancer: Balancer) -> AsyncGenerator[httpx.AsyncClient]:
             base_url=f"http://127.0.0.1:{port}",
             headers={"authorization": f"Bearer {KEY}"},
             trust_env=False,
+            timeout=30,
         ) as client,
     ):
         yield client
