@@ -199,7 +199,8 @@ class Scheduler:
                 return effects
             youngest = max(self._active.values(), key=lambda request: request.arrival)
             self._pauses += 1
-            self._pause(youngest, effects)
+            why = f"it gave up its {youngest.fed} KV cells to older ones, to be fed again later"
+            self._pause(youngest, Noted(youngest.request_id, Note.PAUSED, why), effects)
 
     def not_shared(self, sequence_id: SequenceId) -> None:
         """The engine could not carry out the ``Share`` to this sequence: it is fed instead."""
@@ -303,7 +304,8 @@ class Scheduler:
                 effects += self._abort(request, ErrorCode.DECODE_FAILED, message)
             else:
                 request.alone_until = chunk.position + len(chunk.tokens)
-                self._pause(request, effects)
+                why = f"a pass with {len(chunks)} requests failed: it is fed again, alone"
+                self._pause(request, Noted(request.request_id, Note.DECODE_FAILED, why), effects)
         return [*effects, *map(Forget, self._kv.trim())]
 
     # Letting in and pausing
@@ -318,7 +320,8 @@ class Scheduler:
         full = False
         for request in self._waiting:
             if full:
-                self._keep_waiting(request, Note.WAITS_FOR_CELLS, effects)
+                if request.waits_for is None:  # else what it waits for itself is told already
+                    self._keep_waiting(request, Note.WAITS_FOR_CELLS, effects)
                 still_waiting.append(request)
                 continue
             prefix = None
@@ -394,13 +397,12 @@ class Scheduler:
             )
         effects.append(Noted(request.request_id, note, why))
 
-    def _pause(self, request: ActiveRequest, effects: list[Effect]) -> None:
-        """Give up its cells; its tokens are kept, to be fed again later."""
+    def _pause(self, request: ActiveRequest, note: Noted, effects: list[Effect]) -> None:
+        """Give up its cells; its tokens are kept, to be fed again later. ``note``: why."""
         self._kv.empty(request.sequence_id)
         effects.append(Forget(request.sequence_id))
         del self._active[request.sequence_id]
-        why = f"it gave up its {request.fed} KV cells, to be fed again later"
-        effects.append(Noted(request.request_id, Note.PAUSED, why))
+        effects.append(note)
         request.fed = 0
         insort(self._waiting, request, key=lambda request: request.arrival)
 

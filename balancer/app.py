@@ -23,6 +23,7 @@ from balancer.fleet_routes import FleetRoutes
 from balancer.gate import Gate
 from balancer.http import KeyHolders, OwnOrigin, Refused, error_answer
 from balancer.inference import Inference
+from balancer.interrupted import ERROR_CODE
 from balancer.keys import OPEN, Keys
 from balancer.management import Management
 from balancer.openai import KEEP_ALIVE, OpenAI, openai_errors
@@ -72,7 +73,7 @@ def create_app(
                 allow_methods=["DELETE", "GET", "PATCH", "POST", "PUT", "OPTIONS"],
                 # Clients add headers of their own, and the pages are named one by one.
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "retry-after"],
+                expose_headers=["x-request-id", "retry-after", ERROR_CODE],
                 max_age=3600,
             ),
             Middleware(Gate, limits=balancer.limits, tally=balancer.tally, refused=refused),

@@ -66,6 +66,9 @@ log = logging.getLogger(__name__)
 LOST_MODEL_PATIENCE = 60.0
 """Seconds that a model stays known when the agent is lost that served it: it may come back."""
 
+MOST_ORDERS = 2048
+"""To agents, of which those may not come back."""
+
 SHUTTING_DOWN = "the balancer is shutting down"
 
 
@@ -133,6 +136,8 @@ class Balancer:
         self._consultations = Consultations()
         self._abandoned: dict[RequestId, tuple[AgentId, float]] = {}
         """Nobody waits for them, but their slots are bound yet: where, and since when."""
+        self._orders: dict[AgentId, bool] = {}
+        """Agents that are to be drained, or undrained, and have not said yet that they are."""
         self._stored = StoredState(balancer_desired_state=BalancerDesiredState.defaults())
         self.mode_changes = Changes()
         """Of whether tokens are generated at all."""
@@ -190,10 +195,11 @@ class Balancer:
         return sorted(sorted(each, key=plainness) for each in known if each)
 
     def _best_name(self, model: str | None) -> str | None:
-        """As metrics call what a client has asked for; None: any, or nobody knows it."""
+        """As metrics call what a client has asked for; None: nobody knows which it will be."""
+        known = self.models
         if model is None:
-            return None
-        return next((each[0] for each in self.models if model in each), None)
+            return known[0][0] if len(known) == 1 else None
+        return next((each[0] for each in known if model in each), None)
 
     def parameters_for_tokens(self, model: str | None) -> InferenceParameters:
         """How requests for tokens are to be served. ``model``: one of its names; None: any.
@@ -262,6 +268,8 @@ class Balancer:
         )
         self._agents[frame.agent_id] = agent
         self._tell_state(agent)
+        if (is_held := self._orders.get(frame.agent_id)) is not None:
+            self._order(agent, is_held=is_held)
         self._dispatcher.join(frame.agent_id)
         self._report(frame.agent_id, frame.status)
         self._expect()
@@ -271,6 +279,9 @@ class Balancer:
         agent.watch.heard()
         if status.version > agent.status.version:
             before, agent.status = agent.status, status
+            agent.told_at = monotonic()
+            if self._orders.get(agent_id) is status.held:
+                del self._orders[agent_id]
             self._report(agent_id, status)
             if is_open(before) != is_open(status):
                 self._expect()
@@ -426,11 +437,18 @@ class Balancer:
 
     def drain_agent(self, agent_id: AgentId) -> None:
         """It finishes what runs, takes nothing new, and stays. Raises ``RequestError``."""
-        self._known(agent_id).send(encode(Drain()))
+        self._order(self._known(agent_id), is_held=True)
 
     def undrain_agent(self, agent_id: AgentId) -> None:
         """Raises ``RequestError``."""
-        self._known(agent_id).send(encode(Undrain()))
+        self._order(self._known(agent_id), is_held=False)
+
+    def _order(self, agent: LinkedAgent, *, is_held: bool) -> None:
+        """Said again on its next link, until its status shows that it has heard."""
+        self._orders[agent.agent_id] = is_held
+        if len(self._orders) > MOST_ORDERS:
+            del self._orders[next(iter(self._orders))]
+        agent.send(encode(Drain() if is_held else Undrain()))
 
     def end_request(self, request_id: RequestId) -> None:
         """Its client is told that an operator wants that. Raises ``RequestError``."""
@@ -488,7 +506,7 @@ class Balancer:
         """
         self.accepts = False
         for request_id, request in tuple(self._requests.items()):
-            if request.record.dispatched is None:
+            if request.record.state is State.WAITING and request.record.started is None:
                 self._carry_out(self._dispatcher.cancel(request_id))
                 self._refuse_because_closed(request_id)
         while self._requests:

@@ -68,7 +68,11 @@ class FleetDemand:
             fleet
             for fleet in able
             if not (report := self._report(fleet)).is_stuck
-            and (fleet not in served or report.starting > 0)
+            and (
+                report.starting > 0
+                # Who was drained by an operator is ready, and serves nobody.
+                or (fleet not in served and report.ready < self._fleets[fleet].max)
+            )
         }
         asked: set[str | None] = {None, *(name for models in able.values() for name in models)}
         return frozenset(model for model in asked if _first(able, model) in coming)

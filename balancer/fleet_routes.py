@@ -84,7 +84,9 @@ class FleetRoutes:
             return stored.model_copy(update={"fleets": {**stored.fleets, name: fleet}})
 
         await self._wishes.put(fleet_part(name), change)
-        audit(request, "change_fleet", fleet=name, said=sorted(said))
+        fleet = self._balancer.fleets[name]
+        changed = ",".join(sorted(said))
+        audit(request, "change_fleet", fleet=name, changed=changed, min=fleet.min, max=fleet.max)
         return Response(status_code=204)
 
     async def delete(self, request: Request) -> Response:

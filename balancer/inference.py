@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 from starlette.requests import HTTPConnection, Request
@@ -37,7 +38,7 @@ from balancer.native_requests import (
     parse_message,
 )
 from balancer.native_results import Dialect, Message, Teller, dialect, mode_notification
-from balancer.terms import Route, Terms
+from balancer.terms import Route, Terms, shown_id
 from common.errors import ErrorCode, RequestError
 from common.ids import RequestId
 from common.messages import DocumentFailed, DocumentTooLong, Pooling
@@ -84,7 +85,7 @@ class Inference:
                 documents, request_id, pooling=pooling, normalization=params.normalization
             )
             frames[request_id] = encode_request(frame)
-        name = new_id()
+        name = next(iter(frames), new_id())
         teller = Teller(name, _dialect(request))
         lines = self._embedding_lines(frames, agents, teller, params, pooling)
         return _ndjson(paced(lines), name)
@@ -251,7 +252,8 @@ class _Session:
             frames = _new_requests(self._balancer, params)
         except RequestError as error:
             raise MessageError(client_id, error.message, error.code, error.limit) from error
-        exchange = self._balancer.submit_all(frames, params.terms)
+        terms = replace(params.terms, client_id=shown_id(client_id))
+        exchange = self._balancer.submit_all(frames, terms)
         task = self._tasks.create_task(self._forward(client_id, exchange, frames))
         self._open[client_id] = task
         # A callback, since a task that is cancelled before its first step never runs its finally.

@@ -17,6 +17,9 @@ from balancer.openai_errors import RETRY_AFTER, refusal
 from balancer.server_events import data, named
 from common.errors import STATUS, RequestError
 
+ERROR_CODE = "x-headrace-error"
+"""The header that tells a program which error it is, where the body is for people."""
+
 SEQUENCE_NUMBER = re.compile(rb'"sequence_number":(\d+)')
 
 
@@ -34,7 +37,7 @@ def whole_answer(path: str, error: RequestError) -> WholeAnswer:
         headers = {"content-type": "application/json", **told.headers}
         return WholeAnswer(told.status, headers, msgspec.json.encode(told.body))
     status = STATUS[error.code]
-    headers = {"content-type": "text/plain; charset=utf-8"}
+    headers = {"content-type": "text/plain; charset=utf-8", ERROR_CODE: str(error.code)}
     if status in RETRY_AFTER:
         headers["retry-after"] = str(RETRY_AFTER[status])
     return WholeAnswer(status, headers, f"{error.message}\n".encode())

@@ -46,6 +46,7 @@ class What(enum.StrEnum):
     WAITS_FOR_PREFIX = "waits_for_prefix"
     WAITS_FOR_CELLS = "waits_for_cells"
     PAUSED = "paused"
+    DECODE_FAILED = "decode_failed"
     FIRST_TOKEN = "first_token"
     WENT_ON = "went_on"
     """On another agent, where the first had left off."""
@@ -80,16 +81,18 @@ class Record:
     arrived_at: float
     """The same in seconds since 1970."""
     dispatched: float | None = None
-    """For the first time."""
+    """For the first time, but for agents that did not take it."""
+    is_taken: bool = False
+    """An agent has said that it did."""
     started: float | None = None
     """When its first event came that is for the client."""
     ended: float | None = None
     agent_id: AgentId | None = None
-    """The one that has it, or had it last."""
+    """The one that has it, or had it at the end."""
     agent: str | None = None
     """Its name."""
     why: str | None = None
-    """It waits, or waited at first."""
+    """It waits, or waited last."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     tokens: int = 0
@@ -98,7 +101,8 @@ class Record:
     """When the latest one came."""
     model_name: str | None = None
     """The best name of the model that has it, or that it asks for; None: nobody knows it."""
-    dispatches: int = 0
+    moves: int = 0
+    """How often it was taken from an agent that had it, to go on, or begin anew, elsewhere."""
     outcome: str | None = None
     message: str | None = None
     """What an operator is told of its failure."""
@@ -110,11 +114,6 @@ class Record:
         if self.ended is not None:
             return State.OVER
         return State.WAITING if self.agent_id is None else State.RUNNING
-
-    @property
-    def moves(self) -> int:
-        """How often it went on, or began anew, on another agent."""
-        return max(0, self.dispatches - 1)
 
     @property
     def decisions(self) -> list[Decision]:
@@ -173,15 +172,20 @@ class Journal:
         return sorted(both, key=lambda record: record.ended or 0.0)
 
     def find(self, name: str) -> Record | None:
-        """``name``: its id, or that of the answer, or how no other one's begins. None: nobody knows it,
-        or not any more.
+        """``name``: its id, or that of the answer, or what its client calls it (then the latest one),
+        or how no other one's begins. None: nobody knows it, or not any more.
         """
+        told = name
         for prefix in PREFIXES:
             name = name.removeprefix(prefix)
         everywhere = (self._open, self._served, self._unserved)
         for records in everywhere:
             if (record := records.get(RequestId(name))) is not None:
                 return record
+        for records in everywhere:
+            for record in reversed(records.values()):
+                if record.terms.client_id == told:
+                    return record
         if len(name) < SHORTEST_BEGINNING:
             return None
         found = [r for records in everywhere for i, r in records.items() if i.startswith(name)]

@@ -1,7 +1,8 @@
 """The agents that are linked, as the balancer knows them, and as observers see them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from time import monotonic
 
 from balancer.fleet_beats import SeenAgent
 from balancer.watch import Watch
@@ -20,13 +21,15 @@ class LinkedAgent:
     send: Callable[[bytes], None]
     drop: Callable[[str], None]
     fleet: str | None = None
+    told_at: float = field(default_factory=monotonic)
+    """When its newest status came."""
     watch: Watch = field(default_factory=Watch)
     description: Described = NOT_DESCRIBED
 
     @property
     def model(self) -> str | None:
         """The best of its names."""
-        return min(self.status.model_names, key=plainness, default=None)
+        return best_name(self.status.model_names)
 
     @property
     def is_open(self) -> bool:
@@ -38,6 +41,7 @@ class LinkedAgent:
 
     def view(self, *, bound: int) -> "AgentView":
         """``bound``: how many of its slots this balancer has bound."""
+        age = self.status.step_age
         return AgentView(
             self.agent_id,
             self.name,
@@ -46,17 +50,19 @@ class LinkedAgent:
             bound,
             self.description,
             self.fleet,
+            None if age is None else age + monotonic() - self.told_at,
         )
 
     def seen(self) -> SeenAgent:
-        """For the supervisor."""
+        """For the supervisor. One that an operator drained has no slot to give, and is not idle."""
         issues = self.status.issues
+        taken = self.status.slots_total if self.status.held else 0
         return SeenAgent(
             name=self.name or "",
             phase=self.status.phase,
             phases=self.status.phases,
             slots=self.status.slots_total,
-            processing=self.status.slots_processing,
+            processing=max(self.status.slots_processing, taken),
             problem="; ".join(f"{issue.kind}: {issue.detail}" for issue in issues) or None,
         )
 
@@ -72,6 +78,13 @@ class AgentView:
     slots_bound: int
     description: Described
     fleet: str | None
+    step_age: float | None
+    """Seconds, also of one that says nothing any more; see ``Status.step_age``."""
+
+    @property
+    def model(self) -> str | None:
+        """The best name of the one that it has."""
+        return best_name(self.status.model_names)
 
     @property
     def slots_busy(self) -> int:
@@ -81,6 +94,11 @@ class AgentView:
 
 def is_open(status: Status) -> bool:
     return status.slots_total > 0 and not status.held
+
+
+def best_name(names: Iterable[str]) -> str | None:
+    """Of those of one model, the one that operators are told; None: there is none."""
+    return min(names, key=plainness, default=None)
 
 
 def plainness(name: str) -> tuple[bool, int, str]:

@@ -18,10 +18,10 @@ from balancer.audit import audit
 from balancer.balancer import Balancer
 from balancer.desired_state import AgentOverrides, BalancerDesiredState
 from balancer.http import ClosingStream, read_body
-from balancer.linked_agents import AgentView
+from balancer.linked_agents import AgentView, best_name
 from balancer.metrics import CONTENT_TYPE
 from balancer.native_requests import parse
-from balancer.stored_state import AGENT_OVERRIDES, DESIRED_STATE
+from balancer.stored_state import AGENT_OVERRIDES, DESIRED_STATE, StoredState
 from balancer.wishes import Wishes
 from common.errors import ErrorCode, RequestError
 from common.ids import AgentId
@@ -91,11 +91,12 @@ class Management:
 
     async def put_desired_state(self, request: Request) -> Response:
         state = parse(BalancerDesiredState, await read_body(request))
-        answer = await self._put(DESIRED_STATE, state)
-        name = min(
-            names(state.model_reference), key=len, default=None
-        )  # an address may have a secret
-        audit(request, "put_desired_state", model=name)
+        before = self._balancer.desired_state
+        answer = await self._put(DESIRED_STATE, state, seen=_seen_wish(request))
+        # Its name only: an address may have a secret.
+        name = best_name(names(state.model_reference))
+        changed = [key for key, value in state if value != getattr(before, key)]
+        audit(request, "put_desired_state", model=name, changed=",".join(changed))
         return answer
 
     async def desired_state_schema(self, _request: Request) -> Response:
@@ -115,9 +116,25 @@ class Management:
         audit(request, "put_agent_overrides", overrides=len(overrides.overrides))
         return answer
 
-    async def _put(self, part: str, value: BalancerDesiredState | AgentOverrides) -> Response:
-        """Raises ``StateError``."""
-        await self._wishes.put(part, lambda stored: stored.model_copy(update={part: value}))
+    async def _put(
+        self,
+        part: str,
+        value: BalancerDesiredState | AgentOverrides,
+        *,
+        seen: int | None = None,
+    ) -> Response:
+        """``seen``: the newest wish that the operator knew; None: whatever it is. Raises ``StateError``,
+        and ``RequestError`` if there is another one.
+        """
+
+        def change(stored: StoredState) -> StoredState:
+            if seen not in (None, stored.wish_number):
+                raise RequestError(
+                    ErrorCode.OVERTAKEN, "somebody else has put another desired state meanwhile"
+                )
+            return stored.model_copy(update={part: value})
+
+        await self._wishes.put(part, change)
         return Response(status_code=204)
 
     def _agent(self, request: Request) -> AgentView:
@@ -168,6 +185,19 @@ class Management:
                     await self._balancer.changes.after(count)
             except TimeoutError:
                 yield b": keep-alive\n\n"
+
+
+def _seen_wish(request: Request) -> int | None:
+    """Of the header ``If-Match``; raises ``RequestError`` if it is no number of ours."""
+    told = request.headers.get("if-match", "*")
+    if told == "*":
+        return None
+    number = told.strip('"')
+    if not (number.isascii() and number.isdigit() and len(number) < 20):
+        raise RequestError(
+            ErrorCode.INVALID_REQUEST, "If-Match is not the wish_number that the overview tells"
+        )
+    return int(number)
 
 
 def _json(value: Any) -> Response:

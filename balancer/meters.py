@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from balancer.terms import Route
 
 OTHER = "other"
-"""Stands for models whose names are not known, and for all beyond ``MOST_MODELS``."""
+"""Stands for models whose names are not known."""
 
 MOST_MODELS = 64
 
@@ -77,9 +77,19 @@ class Meters:
     def of(self, model: str | None) -> ModelMeter:
         if model is None:
             return self._models[OTHER]
-        if model not in self._models and len(self._models) < MOST_MODELS:
-            self._models[model] = ModelMeter()
-        return self._models.get(model) or self._models[OTHER]
+        meter = self._models.get(model)
+        return self._begin(model) if meter is None else meter
+
+    def use(self, model: str | None) -> None:
+        """A request for it has come: of those beyond ``MOST_MODELS`` the ones go that nobody asks for."""
+        if model in self._models and model != OTHER:
+            self._models[model] = self._models.pop(model)
+
+    def _begin(self, model: str) -> ModelMeter:
+        if len(self._models) >= MOST_MODELS:
+            del self._models[next(name for name in self._models if name != OTHER)]
+        meter = self._models[model] = ModelMeter()
+        return meter
 
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(

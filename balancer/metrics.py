@@ -102,6 +102,10 @@ class Metrics:
         """What is measured of the requests for one model. ``model``: None: nobody knows its name."""
         return self._meters.of(model)
 
+    def use(self, model: str | None) -> None:
+        """A request for it has come."""
+        self._meters.use(model)
+
     def refuse(self, error: RequestError) -> None:
         """At a border, of what has not become a request."""
         if error.code in REFUSALS:

@@ -31,7 +31,7 @@ def gauges(balancer: "Balancer") -> Gauges:
                 agent.status.slots_total,
                 agent.slots_bound,
                 agent.status.figures,
-                agent.status.step_age,
+                agent.step_age,
                 state_of(agent.status),
             )
             for agent in balancer.agents

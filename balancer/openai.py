@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Protocol
 
@@ -41,7 +42,7 @@ from balancer.openai_responses import ResponsesRequest
 from balancer.openai_results import Head, Json
 from balancer.openai_tokens import TokensToText, detokenized, parse_text, tokenized
 from balancer.server_events import data, named
-from balancer.terms import Route, Terms
+from balancer.terms import Route, Terms, shown_id
 from common.errors import ErrorCode, RequestError
 from common.faults import fault
 from common.ids import RequestId
@@ -366,12 +367,13 @@ class OpenAI:
     def _submit(
         self, request: Request, frames: Mapping[RequestId, bytes], terms: Terms, *, at_once: int
     ) -> Batch:
+        terms = replace(terms, client_id=_client_id(request))
         batch = Batch(self._balancer, frames, terms, at_once=at_once)
         request.state.request_id = batch.name
         log.info(
             "request_id=%s client_request_id=%s %s: %d requests",
             batch.name,
-            _client_id(request),
+            terms.client_id,
             request.url.path,
             len(frames),
         )
@@ -385,9 +387,8 @@ def _ids(count: int) -> list[RequestId]:
 
 
 def _client_id(request: Request) -> str | None:
-    """What the client calls its request, if that is fit for a log."""
-    name = request.headers.get("x-client-request-id", "")
-    return name if name.isascii() and name.isprintable() and 0 < len(name) <= 128 else None
+    """What the client calls its request."""
+    return shown_id(request.headers.get("x-client-request-id", ""))
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]

@@ -17,12 +17,13 @@ from balancer.board import State
 from balancer.history import Sample
 from balancer.incidents import Incident
 from balancer.journal import Decision, Record
+from balancer.journal import State as RequestState
 from balancer.linked_agents import AgentView
 from common.models import NoModel
 from common.references import describe
 
 MOST_OPEN = 200
-"""Requests that are shown of those that wait or run, the latest ones."""
+"""Requests that are shown of those that wait or run."""
 
 MOST_OVER = 100
 
@@ -37,6 +38,7 @@ class Overview:
         self._balancer = balancer
         self._fleets = fleets
         self._version = version
+        self._samples: Mapping[str, bytes] = {}
 
     def state(self) -> State:
         records = self._balancer.records
@@ -49,18 +51,19 @@ class Overview:
                 str(number): _json(_incident(incident))
                 for number, incident in records.incidents.numbered.items()
             },
-            "history": {
-                str(sample.number): _json(_sample(sample)) for sample in records.history.samples
-            },
+            "history": self._history(),
             "balancer": {name: _json(told) for name, told in self._own().items()},
         }
 
     def requests(self, *, open_ones: int, over: int) -> list[Told]:
-        """So many of each kind at most, newest first."""
+        """So many of each kind at most, newest first. Of the open ones those that run are told before
+        those that wait, and of these who is served next.
+        """
         journal = self._balancer.records.journal
         newest = [*islice(reversed(journal.over), over)]
-        waiting_or_running = [*islice(reversed([*journal.open]), open_ones)]
-        return [self._request(record) for record in (*waiting_or_running, *newest)]
+        by_state = sorted(journal.open, key=lambda record: record.state is RequestState.WAITING)
+        told = sorted(by_state[:open_ones], key=lambda record: record.arrived, reverse=True)
+        return [self._request(record) for record in (*told, *newest)]
 
     def request(self, name: str) -> Told | None:
         """With all that was decided about it. None: nobody knows it, or not any more."""
@@ -68,6 +71,16 @@ class Overview:
         if record is None:
             return None
         return {**self._request(record), "decisions": [*map(_decision, record.decisions)]}
+
+    def _history(self) -> Mapping[str, bytes]:
+        """A sample does not change any more, so each is written once."""
+        before = self._samples
+        self._samples = {
+            key: before.get(key) or _json(_sample(sample))
+            for sample in self._balancer.records.history.samples
+            for key in (str(sample.number),)
+        }
+        return self._samples
 
     def _agent(self, agent: AgentView) -> Told:
         status = agent.status
@@ -81,11 +94,12 @@ class Overview:
             "slots": status.slots_total,
             "slots_busy": agent.slots_busy,
             "slots_desired": status.slots_desired,
-            "model": min(status.model_names, key=len, default=None),
+            "model": agent.model,
             "model_path": status.model_path,
             "uses_chat_template_override": status.uses_chat_template_override,
             "output_format": status.output_format,
             "application": status.application,
+            "applied": status.applied,
             "download": status.download,
             "issues": [
                 {"kind": each.kind, "model_path": each.model_path, "detail": each.detail}
@@ -94,7 +108,7 @@ class Overview:
             "phase": status.phase,
             "phases": {phase: round(seconds, 3) for phase, seconds in status.phases.items()},
             "figures": status.figures,
-            "step_age": status.step_age,
+            "step_age": agent.step_age,
         }
 
     def _request(self, record: Record) -> Told:
@@ -103,8 +117,9 @@ class Overview:
 
         return {
             "id": record.request_id,
+            "client_id": record.terms.client_id,
             "route": record.terms.route,
-            "model": record.terms.model,
+            "model": record.model_name or record.terms.model,
             "priority": record.terms.priority,
             "state": record.state,
             "arrived": record.arrived_at,

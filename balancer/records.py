@@ -24,11 +24,20 @@ log = logging.getLogger(__name__)
 CANCELLED = "cancelled"
 """The outcome of a request whose client has gone."""
 
+OPERATORS_OWN = {
+    ErrorCode.AGENT_NOT_FOUND,
+    ErrorCode.FLEET_NOT_FOUND,
+    ErrorCode.REQUEST_NOT_FOUND,
+    ErrorCode.OVERTAKEN,
+}
+"""What operators are told at once when they ask for it."""
+
 NOTES = {
     Note.ADMITTED: What.ADMITTED,
     Note.WAITS_FOR_PREFIX: What.WAITS_FOR_PREFIX,
     Note.WAITS_FOR_CELLS: What.WAITS_FOR_CELLS,
     Note.PAUSED: What.PAUSED,
+    Note.DECODE_FAILED: What.DECODE_FAILED,
 }
 
 
@@ -58,15 +67,21 @@ class Records:
         """``model``: the best name of the one it asks for; None: any, or nobody knows it."""
         record = self.journal.begin(request_id, terms, now=monotonic(), at=time())
         record.model_name = model
-        log.info("request_id=%s route=%s model=%s arrived", request_id, terms.route, model)
+        self.metrics.use(model)
+        log.info(
+            "request_id=%s client_request_id=%s route=%s model=%s arrived",
+            request_id,
+            terms.client_id,
+            terms.route,
+            model,
+        )
         if self.observer is not None:
             self.observer.arrived(record)
         return record
 
     def waits(self, record: Record, why: str) -> None:
         """No slot is free for it."""
-        if record.dispatched is None:
-            record.why = why
+        record.why = why
         record.decide(What.BUFFERED, why, by=Decider.DISPATCHER, now=monotonic())
         log.info("request_id=%s waits: %s", record.request_id, why)
 
@@ -78,14 +93,13 @@ class Records:
         record.model_name = model
         if record.dispatched is None:
             record.dispatched = now
-            self.metrics.of(model).waits.observe(now - record.arrived)
         record.agent_id, record.agent = agent_id, name
-        record.dispatches += 1
         record.decide(What.DISPATCHED, why, by=Decider.DISPATCHER, now=now, agent=name)
         log.info("request_id=%s agent_id=%s dispatched", record.request_id, agent_id)
 
     def noted(self, record: Record, note: Noted) -> None:
         """Its agent's scheduler says this of it."""
+        self._taken(record)
         if note.note is Note.ADMITTED and record.cached_tokens is None:
             record.prompt_tokens, record.cached_tokens = note.tokens, note.cached
         what = NOTES[note.note]
@@ -97,14 +111,21 @@ class Records:
         has_begun = record.started is not None
         self.metrics.requeued.labels("given_back" if has_begun else "busy").inc()
         log.info("request_id=%s agent_id=%s refused", record.request_id, record.agent_id)
-        what = What.GIVEN_BACK if has_begun else What.REFUSED
-        self._put_back(record, what, Decider.SCHEDULER, "")
+        if has_begun:
+            self._put_back(record, What.GIVEN_BACK, Decider.SCHEDULER, "")
+            record.moves += 1
+            return
+        self._put_back(record, What.REFUSED, Decider.SCHEDULER, "")
+        if not record.is_taken:
+            record.dispatched = None  # it waits yet
 
     def agent_lost(self, record: Record, reason: str) -> None:
         self._put_back(record, What.AGENT_LOST, Decider.BALANCER, reason)
+        record.moves += 1
 
     def started(self, record: Record, *, with_token: bool) -> None:
         """Its first event has come that is for the client."""
+        self._taken(record)
         now = record.started = monotonic()
         if with_token:
             seconds = now - record.arrived
@@ -145,8 +166,9 @@ class Records:
             case Failed(code=code):
                 message = told(code, event.message)
                 outcome = str(code)
-                self.history.totals.failures += 1
-                self.incident(code, message, request_id=event.request_id, agent=agent)
+                if code is not ErrorCode.CANCELLED_BY_OPERATOR:
+                    self.history.totals.failures += 1
+                    self.incident(code, message, request_id=event.request_id, agent=agent)
                 if record.started is None:
                     self.metrics.refuse_request(code)
         log.info("request_id=%s over: %s", record.request_id, outcome)
@@ -161,7 +183,8 @@ class Records:
     def refused(self, error: RequestError) -> None:
         """At a border: what has not become a request."""
         self.metrics.refuse(error)
-        self.incident(error.code, told(error.code, error.message))
+        if error.code not in OPERATORS_OWN:
+            self.incident(error.code, told(error.code, error.message))
 
     def sample(self, load: Load) -> None:
         self.history.sample(load, at=time())
@@ -179,10 +202,20 @@ class Records:
 
     def _put_back(self, record: Record, what: What, by: Decider, why: str) -> None:
         record.decide(what, why, by=by, now=monotonic(), agent=record.agent)
-        record.agent_id = None
+        record.agent_id = record.agent = None
+
+    def _taken(self, record: Record) -> None:
+        """Its agent did not refuse it: so long it has waited."""
+        if not record.is_taken and record.dispatched is not None:
+            record.is_taken = True
+            waits = self.metrics.of(record.model_name).waits
+            waits.observe(record.dispatched - record.arrived)
 
     def _end(self, record: Record, outcome: str, message: str | None) -> float:
         now = monotonic()
+        if record.dispatched is None:  # who waited in vain has waited, too
+            self.metrics.of(record.model_name).waits.observe(now - record.arrived)
+        self._taken(record)
         self.history.totals.requests += 1
         self.outcomes[outcome] += 1
         self.metrics.of(record.model_name).over(record.terms.route, outcome, now - record.arrived)

@@ -5,6 +5,8 @@ An observer that does not read costs its connection and a number.
 """
 
 import asyncio
+import logging
+import math
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
@@ -16,6 +18,9 @@ from balancer.balancer import Balancer
 from balancer.board import Board, Event, State
 from balancer.exchange import Changes
 from balancer.http import ClosingStream, paced
+from common.faults import fault
+
+log = logging.getLogger(__name__)
 
 KEEP_ALIVE = 3.0
 """Seconds between comments on an idle stream."""
@@ -41,12 +46,16 @@ class StatusStream:
         self._board = Board()
         self._epoch = uuid.uuid4().hex[:12]
         """Another balancer's numbers mean nothing here."""
+        self._looked = -math.inf
+        """When, by the loop's clock."""
         self._observers = 0
         self._looking: asyncio.Task[None] | None = None
         self._news = Changes()
 
     async def overview(self, _request: Request) -> Response:
-        self._board.update(self._state())
+        now = asyncio.get_running_loop().time()
+        if now - self._looked > SHORTEST_PAUSE:
+            self._update()
         event = self._board.since(None)
         assert event is not None
         return Response(event.text, media_type="application/json")
@@ -65,9 +74,10 @@ class StatusStream:
     async def _events(self, number: int | None) -> AsyncGenerator[bytes, None]:
         loop = asyncio.get_running_loop()
         end = loop.time() + LIFETIME
-        self._join()
+        self._observers += 1
         try:
             while not self._balancer.closed.is_set() and loop.time() < end:
+                self._keep_looking()
                 count = self._news.count
                 event = self._board.since(number)
                 if event is not None:
@@ -86,13 +96,15 @@ class StatusStream:
         head = f"id: {self._epoch}-{event.number}\nevent: {event.name}\ndata: ".encode()
         return head + event.text + b"\n\n"
 
-    def _join(self) -> None:
-        self._observers += 1
+    def _keep_looking(self) -> None:
+        """As long as somebody listens."""
+        looking = self._looking
+        if looking is not None and looking.done():
+            self._looking = None
+            log.error("fault=%s in the status stream", fault(looking.exception() or TimeoutError()))
         if self._looking is None:
-            self._board.update(self._state())
+            self._update()
             self._looking = asyncio.create_task(self._look())
-        elif self._looking.done():
-            self._looking.result()
 
     def _leave(self) -> None:
         self._observers -= 1
@@ -104,9 +116,13 @@ class StatusStream:
         changes = self._balancer.changes
         while True:
             count = changes.count
-            if self._board.update(self._state()):
-                self._news.notify()
+            self._update()
             await asyncio.sleep(SHORTEST_PAUSE)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LONGEST_PAUSE - SHORTEST_PAUSE):
                     await changes.after(count)
+
+    def _update(self) -> None:
+        self._looked = asyncio.get_running_loop().time()
+        if self._board.update(self._state()):
+            self._news.notify()

@@ -35,6 +35,17 @@ class Terms:
     size: int = 0
     """Bytes that it takes while it waits."""
     route: Route = Route.OTHER
+    client_id: str | None = None
+    """What its client calls it, if that is fit to be shown; need not be unique."""
+
+
+LONGEST_CLIENT_ID = 128
+
+
+def shown_id(client_id: str) -> str | None:
+    """What a client calls its request, if that is fit for logs and lists."""
+    is_fit = client_id.isascii() and client_id.isprintable()
+    return client_id if is_fit and 0 < len(client_id) <= LONGEST_CLIENT_ID else None
 
 
 ANY = Terms()

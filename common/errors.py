@@ -24,6 +24,7 @@ class ErrorCode(enum.StrEnum):
     AGENT_NOT_FOUND = "agent_not_found"
     FLEET_NOT_FOUND = "fleet_not_found"
     REQUEST_NOT_FOUND = "request_not_found"
+    OVERTAKEN = "overtaken"
     CHAT_TEMPLATE_ERROR = "chat_template_error"
     MULTIMODAL_NOT_SUPPORTED = "multimodal_not_supported"
     IMAGE_DECODING_FAILED = "image_decoding_failed"
@@ -65,6 +66,7 @@ STATUS = {
     ErrorCode.AGENT_NOT_FOUND: 404,
     ErrorCode.FLEET_NOT_FOUND: 404,
     ErrorCode.REQUEST_NOT_FOUND: 404,
+    ErrorCode.OVERTAKEN: 409,
     ErrorCode.CHAT_TEMPLATE_ERROR: 400,
     ErrorCode.MULTIMODAL_NOT_SUPPORTED: 400,
     ErrorCode.IMAGE_DECODING_FAILED: 400,

@@ -482,6 +482,8 @@ class Note(enum.StrEnum):
     WAITS_FOR_CELLS = "waits_for_cells"
     PAUSED = "paused"
     """It gave up its cells for an older request."""
+    DECODE_FAILED = "decode_failed"
+    """So did a pass that it took part in: it is fed again, alone."""
 
 
 LONGEST_WHY = 200

@@ -453,3 +453,27 @@ def test_operators_are_told_who_waits_for_cells_and_who_gave_them_up() -> None:
         Note.WAITS_FOR_CELLS,
         "60 of 100 KV cells are in use by 2 requests, and it has 60 tokens",
     )
+
+
+def test_operators_are_told_of_a_pass_that_failed_and_not_of_want_of_cells() -> None:
+    running = Running(slots=2)
+    running.submit(R1, "ab")
+    running.submit(R2, "cd")
+    running.do(running.scheduler.fail(running.plan(), "flaky"))
+    running.run()
+
+    assert told_of(running, R1)[1] == (
+        Note.DECODE_FAILED,
+        "a pass with 2 requests failed: it is fed again, alone",
+    )
+
+
+def test_what_a_request_waits_for_is_not_told_anew_because_another_waits_before_it() -> None:
+    running = Running(slots=4, context=400, cells=420, batch_size=16)
+    running.submit(R1, "x" * 100 + SYSTEM, max_tokens=1)
+    running.submit(R2, "y" * 390, max_tokens=1)
+    running.submit(R3, "x" * 100 + SYSTEM + "?", max_tokens=1)
+    running.run()
+
+    notes = [note for note, _ in told_of(running, R3)]
+    assert len(notes) <= 3, notes

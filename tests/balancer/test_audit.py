@@ -56,7 +56,7 @@ async def test_every_act_is_noted_with_who_did_it_and_never_with_the_key(
     await managed.delete("/api/v1/fleets/qwen")
 
     assert lines(caplog) == [
-        f"action=put_desired_state model=small {BY}",
+        f"action=put_desired_state model=small changed=model {BY}",
         f"action=put_agent_overrides overrides=1 {BY}",
         f"action=put_fleet fleet=qwen min=1 max=3 {BY}",
         f"action=delete_fleet fleet=qwen {BY}",

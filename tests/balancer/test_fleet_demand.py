@@ -1,6 +1,8 @@
 """Which requests count for which fleet. Most of it is tested where it acts, in ``test_fleet_routes``."""
 
+from balancer.fleet_beats import FleetView
 from balancer.fleet_demand import FleetDemand
+from balancer.fleet_plan import FleetReport
 from balancer.fleets import Fleet
 from common.models import LocalModel, NoModel
 
@@ -37,3 +39,17 @@ def test_all_that_a_fleet_without_agents_could_serve_is_waited_for() -> None:
 
 def test_without_fleets_nothing_is_waited_for() -> None:
     assert FleetDemand().expected(served=()) == frozenset()
+
+
+def test_nobody_waits_for_one_more_where_a_drained_agent_is_all_that_may_be() -> None:
+    """It is ready, and serves nobody: ``served`` does not name its fleet."""
+    demand = FleetDemand()
+    demand.want({"a": ONE.model_copy(update={"max": 1})}, NoModel())
+
+    def expected(ready: int) -> frozenset[str | None]:
+        report = FleetReport(wanted=1, seen=ready, ready=ready, starting=0, draining=0)
+        demand.supervised({"a": FleetView(report=report)})
+        return demand.expected(served=())
+
+    assert expected(0) == {"one", "one.gguf", None}
+    assert expected(1) == frozenset()

@@ -36,7 +36,13 @@ def read_events(text: bytes) -> list[tuple[str | None, Any]]:
 
 def test_an_answer_that_has_not_begun_is_an_error_of_its_protocol_to_be_tried_again() -> None:
     assert whole_answer(NATIVE, LOST) == WholeAnswer(
-        503, {"content-type": "text/plain; charset=utf-8", "retry-after": "5"}, b"it is gone\n"
+        503,
+        {
+            "content-type": "text/plain; charset=utf-8",
+            "retry-after": "5",
+            "x-headrace-error": "balancer_lost",
+        },
+        b"it is gone\n",
     )
     told = whole_answer("/v1/chat/completions", LOST)
     assert told.status == 503

@@ -334,3 +334,34 @@ async def test_what_is_put_is_there_after_a_restart(balancer: Balancer, tmp_path
     stored = store.load()
     assert stored is not None
     assert json.loads(stored.balancer_desired_state.model_dump_json(by_alias=True)) == state
+
+
+async def test_a_desired_state_is_not_put_over_one_that_was_never_seen(
+    client: httpx.AsyncClient, balancer: Balancer
+) -> None:
+    state = (await client.get("/api/v1/balancer_desired_state")).json()
+    seen = balancer.stored.wish_number
+
+    def put(number: object) -> Any:
+        headers = {"if-match": f'"{number}"'}
+        return client.put("/api/v1/balancer_desired_state", json=state, headers=headers)
+
+    assert (await put(seen)).status_code == 204
+    late = await put(seen)
+    assert (late.status_code, late.headers["x-headrace-error"]) == (409, "overtaken")
+    assert (await put("nonsense")).status_code == 400
+    assert (await put(balancer.stored.wish_number)).status_code == 204
+    anyhow = await client.put(
+        "/api/v1/balancer_desired_state", json=state, headers={"if-match": "*"}
+    )
+    assert anyhow.status_code == 204
+
+
+async def test_an_error_says_to_programs_which_it_is(client: httpx.AsyncClient) -> None:
+    other_page = {"origin": "https://elsewhere.example"}
+
+    refused = await client.put("/api/v1/fleets/a", json={}, headers=other_page)
+    unknown = await client.get("/api/v1/fleets/a")
+
+    assert refused.headers["x-headrace-error"] == "origin_not_allowed"
+    assert unknown.headers["x-headrace-error"] == "fleet_not_found"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from exposition import by_label, samples, total
+from exposition import by_label, samples
 from played import Play, ask, metric
 
 from balancer import records
@@ -13,7 +13,7 @@ from balancer.meters import MOST_MODELS, OTHER
 from balancer.metrics import Metrics
 from balancer.terms import Route, Terms
 from common.ids import RequestId
-from common.messages import FinishReason
+from common.messages import Busy, FinishReason
 
 R = RequestId("r")
 
@@ -96,16 +96,18 @@ async def test_one_that_goes_on_elsewhere_has_waited_once_and_its_gap_shows(
     assert metric(balancer, "headrace_time_to_first_token_seconds_count") == 1
 
 
-def test_more_models_than_have_series_of_their_own_are_counted_together() -> None:
+def test_of_too_many_models_those_lose_their_series_that_nobody_has_asked_for_longest() -> None:
     metrics = Metrics(lambda: Gauges(0, []))
-    for n in range(MOST_MODELS + 9):
+    metrics.of(None).over(Route.CONVERSATION, "stop", 1.0)
+    for n in range(MOST_MODELS - 1):
         metrics.of(f"m{n}").over(Route.CONVERSATION, "stop", 1.0)
+    metrics.use("m0")
+    metrics.of("new").over(Route.CONVERSATION, "stop", 1.0)
 
-    text = metrics.text().decode()
-    counts = by_label(text, "headrace_requests_total", "model")
+    counts = by_label(metrics.text().decode(), "headrace_requests_total", "model")
     assert len(counts) == MOST_MODELS
-    assert counts[OTHER] == 10
-    assert total(text, "headrace_requests_total") == MOST_MODELS + 9
+    assert counts[OTHER] == counts["m0"] == counts["new"] == 1
+    assert "m1" not in counts
 
 
 async def test_a_model_is_called_by_its_best_name_whatever_the_client_calls_it(
@@ -131,9 +133,31 @@ async def test_what_never_had_an_agent_is_called_as_the_client_called_it(
 ) -> None:
     play(slots=0, model_names=("small", "small.gguf"))
 
-    for n, model in enumerate(["small.gguf", "unknown", None]):
-        ask(balancer, RequestId(str(n)), Terms(model))
-        balancer.cancel(RequestId(str(n)))
+    def cancelled(*models: str | None) -> dict[str, float]:
+        for model in models:
+            ask(balancer, RequestId("r"), Terms(model))
+            balancer.cancel(RequestId("r"))
+        return by_label(balancer.metrics.text().decode(), "headrace_requests_total", "model")
 
-    counts = by_label(balancer.metrics.text().decode(), "headrace_requests_total", "model")
-    assert counts == {"small": 1, OTHER: 2}
+    # Where there is one model only, it is meant.
+    assert cancelled("small.gguf", "unknown", None) == {"small": 2, OTHER: 1}
+    play("other", slots=0, model_names=("large",))
+    assert cancelled(None) == {"small": 2, OTHER: 2}
+
+
+async def test_who_waits_in_vain_has_waited_too(balancer: Balancer, play: Play) -> None:
+    agent = play(slots=1)
+    first, second = RequestId("r1"), RequestId("r2")
+    ask(balancer, first)
+    agent.say(Busy(first))
+    ask(balancer, second)
+    count = "headrace_buffer_wait_seconds_count"
+    assert metric(balancer, count) == 0, "nobody has taken it yet"
+
+    balancer.cancel(second)
+    assert metric(balancer, count) == 1
+    agent.report(slots=1)
+    agent.say_token(first, "a")
+    assert metric(balancer, count) == 2
+    agent.finish(first)
+    assert metric(balancer, count) == 2

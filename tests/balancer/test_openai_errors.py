@@ -31,6 +31,7 @@ TOLD = {
     ErrorCode.AGENT_NOT_FOUND: (404, INVALID, "agent_not_found", None),
     ErrorCode.FLEET_NOT_FOUND: (404, INVALID, "fleet_not_found", None),
     ErrorCode.REQUEST_NOT_FOUND: (404, INVALID, "request_not_found", None),
+    ErrorCode.OVERTAKEN: (409, INVALID, "overtaken", None),
     ErrorCode.CHAT_TEMPLATE_ERROR: (400, INVALID, "chat_template_error", "input"),
     ErrorCode.MULTIMODAL_NOT_SUPPORTED: (400, INVALID, "multimodal_not_supported", "input"),
     ErrorCode.IMAGE_DECODING_FAILED: (400, INVALID, "image_decoding_failed", "input"),

@@ -163,3 +163,28 @@ async def test_a_change_that_cannot_be_leaves_the_fleet_as_it_was(
 
     assert answer.status_code == status
     assert (await client.get("/api/v1/fleets/small")).json()["fleet"] == before
+
+
+async def test_an_order_is_said_again_until_the_agent_has_heard(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    first = play("one", slots=1)
+    await client.post("/api/v1/agent/id-of-one/drain")
+    first.leave()
+
+    second = play("one", slots=1)
+    assert await second.next_frame() == Drain()
+    second.report(slots=1, held=True, draining=True)
+    second.leave()
+
+    third = play("one", slots=1)
+    third.report(slots=1)
+    assert third.frames.empty()
+
+
+async def test_a_drained_agent_has_no_slot_to_give_its_fleet(
+    balancer: Balancer, play: Play
+) -> None:
+    play("a-1", slots=4, fleet="a").report(slots=4, held=True, draining=True)
+
+    assert [(agent.slots, agent.processing) for agent in balancer.fleet_agents] == [(4, 4)]

@@ -7,6 +7,7 @@ import pytest
 from played import Play, ask
 
 from balancer.balancer import Balancer
+from balancer.overview import MOST_OPEN
 from balancer.terms import Priority, Route, Terms
 from common.errors import ErrorCode
 from common.ids import RequestId
@@ -31,7 +32,7 @@ async def test_a_request_is_told_whole(
     client: httpx.AsyncClient, balancer: Balancer, play: Play
 ) -> None:
     agent = play("one", slots=1)
-    terms = Terms("played", Priority.HIGH, route=Route.CONVERSATION)
+    terms = Terms("played", Priority.HIGH, route=Route.CONVERSATION, client_id="mine")
     ask(balancer, R1, terms=terms)
     balancer.noted(agent.agent_id, Noted(R1, Note.ADMITTED, "all is new", 5, 3))
     agent.say_token(R1, "a")
@@ -55,6 +56,7 @@ async def test_a_request_is_told_whole(
         told.pop("decisions")
     assert running == {
         "id": "r1",
+        "client_id": "mine",
         "route": "conversation",
         "model": "played",
         "priority": "high",
@@ -107,7 +109,7 @@ async def test_why_a_request_waited_and_where_it_went_is_told(
         ("over", None),
     ]
     told = await request(client, "r2")
-    assert (told["moves"], told["why"]) == (2, "1 slot of 1 agent, all taken")
+    assert (told["moves"], told["why"]) == (1, "1 slot of 1 agent, all taken")
 
 
 async def test_what_the_scheduler_notes_is_told_with_its_reason(
@@ -221,6 +223,7 @@ async def test_an_agent_is_told_whole(client: httpx.AsyncClient, play: Play) -> 
         held=True,
         draining=True,
         issues=(issue,),
+        applied=7,
         figures=Figures(cells_total=10, decode_rate=2.5),
         model_names=("org/played", "played.gguf", "played"),
     )
@@ -244,6 +247,7 @@ async def test_an_agent_is_told_whole(client: httpx.AsyncClient, play: Play) -> 
         "uses_chat_template_override": False,
         "output_format": "",
         "application": "Applied",
+        "applied": 7,
         "download": None,
         "issues": [{"kind": "ModelCannotBeLoaded", "model_path": "/m.gguf", "detail": "broken"}],
         "phase": "ready",
@@ -264,3 +268,68 @@ async def test_the_newest_requests_come_first(
     listed = (await client.get("/api/v1/requests")).json()["requests"]
 
     assert [each["id"] for each in listed] == ["r3", "r1", "r2"]
+
+
+async def test_what_runs_is_shown_however_many_wait(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    balancer._buffer_capacity = 10_000  # pyright: ignore[reportPrivateUsage]
+    balancer._dispatcher._buffer.capacity = 10_000  # pyright: ignore[reportPrivateUsage]
+    play("one", slots=2)
+    for n in range(2 * MOST_OPEN):
+        ask(balancer, RequestId(f"r{n}"))
+
+    shown = (await client.get("/api/v1/overview")).json()["requests"]
+
+    states = [each["state"] for each in shown.values()]
+    assert (states.count("running"), len(states)) == (2, MOST_OPEN)
+    assert f"r{MOST_OPEN - 1}" in shown, "who is next in the queue"
+    assert f"r{MOST_OPEN}" not in shown
+
+
+async def test_a_request_that_waits_again_has_no_agent_and_says_why(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    agent = play("one", slots=1)
+    ask(balancer, R1)
+    agent.say(Busy(R1))
+
+    told = await request(client, "r1")
+
+    assert (told["state"], told["agent"], told["waited"], told["moves"]) == (
+        "waiting",
+        None,
+        None,
+        0,
+    )
+    assert told["why"] == "1 slot of 1 agent, all taken"
+
+
+async def test_a_request_is_found_by_what_its_client_calls_it(
+    client: httpx.AsyncClient, balancer: Balancer
+) -> None:
+    for request_id in (R1, R2):
+        ask(balancer, request_id, terms=Terms(client_id="mine"))
+
+    assert (await request(client, "mine"))["id"] == "r2"
+
+
+async def test_of_an_agent_that_says_nothing_the_step_grows_older(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play
+) -> None:
+    play("one", slots=1).report(slots=1, step_age=5.0)
+    (agent,) = balancer._agents.values()  # pyright: ignore[reportPrivateUsage]
+    agent.told_at -= 100
+
+    assert (await client.get("/api/v1/overview")).json()["agents"]["id-of-one"]["step_age"] >= 105
+
+
+async def test_what_operators_mistype_and_cancel_is_no_error_of_the_fleet(
+    client: httpx.AsyncClient, balancer: Balancer
+) -> None:
+    ask(balancer, R1)
+    await client.delete("/api/v1/requests/r1")
+    await client.get("/api/v1/requests/nothing")
+    await client.post("/api/v1/agent/nobody/drain")
+
+    assert (await client.get("/api/v1/overview")).json()["errors"] == {}

@@ -136,7 +136,6 @@ def test_a_span_says_what_an_operator_asks() -> None:
         prompt_tokens=7,
         cached_tokens=5,
         tokens=4,
-        dispatches=1,
         started=52.0,
     )
 

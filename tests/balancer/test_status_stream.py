@@ -234,3 +234,45 @@ async def test_observers_that_do_not_read_take_no_memory(
             await each.aclose()
 
     assert after - before < 20 * 100 * 10, "bytes kept of 20 changes for 100 observers"
+
+
+async def test_asking_for_the_overview_keeps_no_news_from_observers(
+    client: httpx.AsyncClient, balancer: Balancer, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_stream, "KEEP_ALIVE", 1000.0)
+    monkeypatch.setattr(status_stream, "SHORTEST_PAUSE", 0.0)
+    async with observing(client) as observer:
+        await observer.read()
+        for n in range(10):
+            play(f"agent-{n}")
+            await client.get("/api/v1/overview")
+        await observer.until(lambda state: len(state["agents"]) == 10)
+
+
+async def test_a_look_that_fails_ends_the_stream_and_the_next_one_works(
+    balancer: Balancer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_stream, "SHORTEST_PAUSE", 0.0)
+    monkeypatch.setattr(status_stream, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(status_stream, "KEEP_ALIVE", 0.01)
+    fails = False
+
+    def state() -> dict[str, dict[str, bytes]]:
+        if fails:
+            raise ZeroDivisionError
+        return {"agents": {"a": b"1"}}
+
+    stream = status_stream.StatusStream(balancer, state)
+    events = stream._events(None)  # pyright: ignore[reportPrivateUsage]
+    await anext(events)
+    fails = True
+    with pytest.raises(ZeroDivisionError):
+        async for _ in events:
+            pass
+    fails = False
+
+    again = stream._events(None)  # pyright: ignore[reportPrivateUsage]
+    assert (await anext(again)).startswith(b"id: ")
+    await again.aclose()
+    assert stream._observers == 0  # pyright: ignore[reportPrivateUsage]
+    assert "ZeroDivisionError" in caplog.text
