@@ -5,14 +5,15 @@ attributes, modules or files. No I/O here. Variables are those of the published 
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextvars import ContextVar
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn, cast
 
 from jinja2 import TemplateError
 from jinja2.ext import Extension
-from jinja2.nodes import Node
+from jinja2.nodes import Filter, For, Node, Template
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -21,17 +22,59 @@ from common.errors import ErrorCode, RequestError
 from common.messages import ChatMessage, Conversation
 
 MOST_STEPS = 1_000_000
-"""Of all ``range``s in one rendering. A template is trusted no further than its prompts need."""
+"""Of all loops and calls in one rendering. A template is trusted no further than its prompts need."""
+
+BOUNDED = "__bounded"
+"""A filter."""
 
 LARGEST_NUMBER = 10**18
 LONGEST_TEXT = 16 * 2**20
 """Characters, or items, that a multiplication may make."""
 
 
+class _Steps:
+    """That are left for one rendering."""
+
+    def __init__(self) -> None:
+        self._left = MOST_STEPS
+
+    def take(self, count: int = 1) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise TemplateError(f"more than {MOST_STEPS} steps")
+
+    def through(self, items: Any) -> Any:
+        """The same, to go through."""
+        if isinstance(items, Sized):
+            self.take(len(items))
+            return items
+        return self._one_by_one(items)
+
+    def _one_by_one(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self.take()
+            yield item
+
+
+_steps = ContextVar[_Steps]("_steps")
+"""Of the rendering that is going on."""
+
+
 class _Environment(ImmutableSandboxedEnvironment):
-    """Its arithmetic is bounded: a power alone could stop the whole process."""
+    """Its arithmetic and its steps are bounded: a power, or loops in loops, could stop the whole process."""
 
     intercepted_binops = frozenset({"*", "**"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> Template:
+        """Each loop goes through a filter of ours, which counts."""
+        parsed = super()._parse(source, name, filename)
+        for loop in parsed.find_all(For):
+            loop.iter = Filter(loop.iter, BOUNDED, [], [], None, None, lineno=loop.lineno)
+        return parsed
+
+    def call(self, context: Any, function: Any, *arguments: Any, **named: Any) -> Any:
+        _steps.get().take()  # a macro may call itself, twice each time
+        return super().call(context, function, *arguments, **named)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, (int, float)) and isinstance(right, (int, float)):
@@ -68,6 +111,7 @@ class ChatTemplate:
             extensions=["jinja2.ext.loopcontrols", _GenerationTag],
         )
         environment.filters["tojson"] = _to_json
+        environment.filters[BOUNDED] = lambda items: _steps.get().through(items)
         environment.globals["raise_exception"] = _raise_exception  # pyright: ignore[reportArgumentType]
         environment.globals["strftime_now"] = strftime  # pyright: ignore[reportArgumentType]
         self._source = source
@@ -126,6 +170,7 @@ class ChatTemplate:
     def _render(
         self, variables: Mapping[str, Any], messages: list[Message], tools: list[dict[str, Any]]
     ) -> str:
+        counted = _steps.set(_Steps())
         try:
             # Without tools the variable is not there at all, as in llama.cpp: templates go through
             # it, or ask whether it is defined.
@@ -134,7 +179,7 @@ class ChatTemplate:
                     **variables,
                     **self._special_texts,
                     **({"tools": tools} if tools else {}),
-                    "range": _bounded_range(),
+                    "range": _bounded_range,
                     "messages": messages,
                 }
             )
@@ -144,25 +189,19 @@ class ChatTemplate:
             RecursionError, TypeError, ValueError,
         ) as error:  # fmt: skip
             raise _failed(error) from error
+        finally:
+            _steps.reset(counted)
 
 
 def _failed(error: BaseException) -> RequestError:
     return RequestError(ErrorCode.CHAT_TEMPLATE_ERROR, f"the chat template failed: {error}")
 
 
-def _bounded_range() -> Callable[..., range]:
-    """For one rendering."""
-    left = MOST_STEPS
-
-    def bounded(*arguments: int) -> range:
-        nonlocal left
-        numbers = range(*arguments)
-        left -= len(numbers)
-        if left < 0:
-            raise TemplateError(f"more than {MOST_STEPS} steps")
-        return numbers
-
-    return bounded
+def _bounded_range(*arguments: int) -> range:
+    """Lists may be made of it without a loop."""
+    numbers = range(*arguments)
+    _steps.get().take(len(numbers))
+    return numbers
 
 
 def _raise_exception(message: str) -> NoReturn:

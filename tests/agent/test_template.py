@@ -1,5 +1,6 @@
 import pytest
 
+from agent import template
 from agent.template import ChatTemplate
 from common.errors import ErrorCode, RequestError
 from common.messages import ChatMessage, Conversation
@@ -143,3 +144,37 @@ def test_what_filters_make_of_lists_is_a_list_in_json() -> None:
     assert render("{{ [{'a': 1}, {'a': 2}] | map(attribute='a') | tojson }}") == "[1, 2]"
     with pytest.raises(RequestError, match="Undefined"):
         render("{{ nothing | tojson }}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% for a in x|map('upper') %}{% for b in x|map('upper') %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+        "{% for a in x %}{% for b in x %}{{ b.upper() }}{% endfor %}{% endfor %}",
+    ],
+)
+def test_loops_in_loops_and_calls_in_calls_come_to_an_end(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template, "MOST_STEPS", 20_000)
+
+    with pytest.raises(RequestError, match="more than 20000 steps"):
+        render(f"{{% set x = 'x' * 5000 %}}{source}")
+
+
+def test_loops_are_what_they_were_although_they_are_counted() -> None:
+    source = (
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ ',' if not loop.last }}"
+        "{% else %}none{% endfor %}"
+        "{% for c in 'ab'|map('upper') if c != 'B' %}{{ c }}{{ loop.first }}{% endfor %}"
+        "{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}"
+        "{% for n in [] %}{% else %}empty{% endfor %}"
+        "{% for n in [[1], 2] recursive %}{{ loop(n) if n is iterable else n }}{% endfor %}"
+    )
+    messages = tuple(ChatMessage("user", text) for text in "xyz")
+
+    text = ChatTemplate(source, {}).render(Conversation(messages))
+
+    assert text == "1/3,2/3,3/3ATruea1empty12"
