@@ -22,7 +22,7 @@ from common.models import KvLayout
 from deploy.access import KEYS, fresh_keys, is_secret, keep_secret
 from deploy.bench_command import bench
 from deploy.keeper import become_keeper
-from deploy.logs import LogFormat
+from deploy.logs import FILE_VARIABLE, LogFormat
 from deploy.machine import address
 from deploy.model import default_model
 from deploy.operating import (
@@ -53,6 +53,7 @@ from deploy.options import (
     KeyType,
     Labels,
     Layout,
+    LogFile,
     Logs,
     LongestGap,
     MainGpu,
@@ -74,6 +75,7 @@ from deploy.options import (
     check_fleets,
     check_host,
     check_keys,
+    check_log_file,
     check_model,
     check_name,
     check_no_agents,
@@ -182,6 +184,7 @@ def up(
         typer.Option("--insecure", help="Allow a --host that others can reach without keys."),
     ] = False,
     log_format: Logs = LogFormat.PLAIN,
+    log_file: LogFile = None,
     traces: TracesAddress = None,
 ) -> None:
     """Start everything on this machine: Ray, the balancer and agents."""
@@ -193,6 +196,8 @@ def up(
     check_certificate(tls_cert, tls_key)
     if keys is not None and not is_secret(keys):
         _say(f"others on this machine can read {keys}: chmod 600 {keys}")
+    if log_file is not None:
+        os.environ[FILE_VARIABLE] = str(check_log_file(log_file))  # for all that is started here
     if traces is not None:
         check_address(traces, "--traces", "http://HOST:PORT/v1/traces")
     if engine is EngineKind.LLAMA:

@@ -8,10 +8,13 @@ import enum
 import json
 import logging
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 
 class LogFormat(enum.StrEnum):
@@ -20,7 +23,8 @@ class LogFormat(enum.StrEnum):
 
 
 VARIABLE = "HEADRACE_LOG_FORMAT"
-"""Of the environment."""
+FILE_VARIABLE = "HEADRACE_LOG_FILE"
+"""Of the environment. All processes add their lines to the one file."""
 
 PLAIN = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -29,10 +33,21 @@ PAIR = re.compile(r"([a-z_]+)=(?:(%[^\s%]*?[a-z])|([^\s%]+))(?=[\s:;,]|$)[:;,]? 
 
 
 def set_up(log_format: LogFormat, level: int = logging.INFO) -> None:
-    """Of this process, on standard error, unless that has been done."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(formatter(log_format))
-    logging.basicConfig(level=level, handlers=[handler])
+    """Of this process, on standard error and in the file that the environment names, unless that has
+    been done.
+    """
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    complaint = None
+    if file := os.environ.get(FILE_VARIABLE):
+        try:
+            handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        except OSError as error:
+            complaint = error
+    for handler in handlers:
+        handler.setFormatter(formatter(log_format))
+    logging.basicConfig(level=level, handlers=handlers)
+    if complaint is not None:
+        log.warning("no line can be added to the file of the log: %s", complaint)
 
 
 def told_format(environment: Mapping[str, str]) -> LogFormat:

@@ -26,7 +26,7 @@ from common.models import CacheType, EngineChoices, FlashAttention, KvLayout
 from deploy.access import AccessError, check_reach, find_keys, own_key
 from deploy.bench import Api
 from deploy.fleet_file import FleetFileError, read_fleets
-from deploy.logs import VARIABLE, LogFormat
+from deploy.logs import FILE_VARIABLE, VARIABLE, LogFormat
 from deploy.model import parse_model
 from deploy.settings import AgentSettings, EngineKind
 from deploy.tls import TlsError, client_context, server_context
@@ -204,6 +204,25 @@ Logs = Annotated[
         help="'json': an object in each line of the log, with what the line is about as fields.",
     ),
 ]
+
+LogFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--log-file",
+        envvar=FILE_VARIABLE,
+        help="Add all lines of the log to this file, too. Default: they go when this command ends.",
+    ),
+]
+
+
+def check_log_file(file: Path) -> Path:
+    """Absolute, and lines can be added to it. Raises ``typer.BadParameter``."""
+    try:
+        with file.open("a"):
+            return file.absolute()
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror}", param_hint="'--log-file'") from error
+
 
 TracesAddress = Annotated[
     str | None,

@@ -27,7 +27,7 @@ from common.errors import HeadraceError
 from common.models import IssueKind
 from deploy.access import OWN_KEY, find_keys, open_keys
 from deploy.load_bars import LoadBars, load_row
-from deploy.logs import VARIABLE, LogFormat, set_up
+from deploy.logs import FILE_VARIABLE, VARIABLE, LogFormat, set_up
 from deploy.machine import address, is_loopback, stop_signals, why_not_listen
 from deploy.overview import Agent, StatusView
 from deploy.session import STOP_TIMEOUT
@@ -187,7 +187,10 @@ async def _start(
     watching = asyncio.create_task(_report_losses(settings.agents, actors, console))
     stack.callback(watching.cancel)
     stack.push_async_callback(_drain, balancer, settings.drain_timeout, signals, console)
-    greeting = _greeting(settings, linked, await _fleets(settings))
+    logs = os.environ.get(FILE_VARIABLE)
+    if logs is None and owned:
+        logs = f"{folder}/session_latest/logs/worker-*.err, until it ends (or --log-file)"
+    greeting = _greeting(settings, linked, await _fleets(settings), logs)
     console.print(greeting, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -203,7 +206,13 @@ async def _to_the_end(function: Callable[..., Any], *arguments: Any, **options: 
         raise
 
 
-def _greeting(settings: UpSettings, agents: list[Agent], fleets: dict[str, dict[str, Any]]) -> str:
+def _greeting(
+    settings: UpSettings,
+    agents: list[Agent],
+    fleets: dict[str, dict[str, Any]],
+    logs: str | None,
+) -> str:
+    """``logs``: where they are; None: where the Ray that runs here keeps them."""
     keys = open_keys(settings.balancer.keys, {})
     certificate = settings.balancer.tls_cert
     lines = [f"headrace is ready at {settings.address}"]
@@ -222,6 +231,8 @@ def _greeting(settings: UpSettings, agents: list[Agent], fleets: dict[str, dict[
         )
     lines.append(f"  openai  {settings.address}/v1")
     lines.append(f"  panel   {settings.address}/panel")
+    if logs is not None:
+        lines.append(f"  log     {logs}")
     lines.append(f"  join    {_join_line(settings, keys)}")
     if not is_loopback(settings.host) and certificate is None:
         lines.append("  keys and prompts can be read on their way: --tls-cert and --tls-key")
@@ -264,7 +275,9 @@ async def _ray(folder: str, log_format: LogFormat) -> AsyncGenerator[bool]:
     if running is not None:
         options["address"] = running
         # Its processes do not inherit from us. (Their niceness cannot be set from here.)
-        options["runtime_env"] = {"env_vars": {**RAY_ENVIRONMENT, VARIABLE: log_format}}
+        log_file = {name: os.environ[name] for name in (FILE_VARIABLE,) if name in os.environ}
+        variables = {**RAY_ENVIRONMENT, VARIABLE: log_format, **log_file}
+        options["runtime_env"] = {"env_vars": variables}
     else:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

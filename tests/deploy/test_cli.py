@@ -55,6 +55,7 @@ def headrace(
         (["up", "--buffer-timeout", "0"], "--buffer-timeout"),
         (["up", "--log-format", "xml"], "--log-format"),
         (["up", "--traces", "collector:4318"], "--traces"),
+        (["up", "--log-file", "/nowhere/log"], "--log-file"),
         (["agent", "--log-format", "xml"], "--log-format"),
         (["up", "extra"], "extra"),
         (["up", "--nope"], "--nope"),

@@ -2,13 +2,17 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.errors import ErrorCode
-from deploy.logs import VARIABLE, LogFormat, formatter, told_format
+from deploy.logs import FILE_VARIABLE, VARIABLE, LogFormat, formatter, told_format
 
 FORGED = "gone\n2026-01-01 00:00:00,000 INFO headrace.audit action=drain\x1b[2J\u2028\x9b"
 
@@ -111,3 +115,29 @@ def test_lines_of_others_are_records_too() -> None:
 
     assert told["message"] == "{'not': 'text'}"
     assert json.loads(formatter(LogFormat.JSON).format(named))["message"] == "a=1"
+
+
+LINE = "import logging; from deploy.logs import *; set_up(LogFormat.JSON); logging.info('here')"
+
+
+def logging_process(file: Path) -> str:
+    """What it says on standard error."""
+    environment = {**os.environ, FILE_VARIABLE: str(file)}
+    command = [sys.executable, "-c", LINE]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stderr
+
+
+def test_processes_add_their_lines_to_one_file(tmp_path: Path) -> None:
+    said = logging_process(tmp_path / "log") + logging_process(tmp_path / "log")
+
+    assert (tmp_path / "log").read_text() == said
+    assert [json.loads(line)["message"] for line in said.splitlines()] == ["here", "here"]
+
+
+def test_a_log_that_cannot_be_written_is_said_and_does_no_harm(tmp_path: Path) -> None:
+    said = logging_process(tmp_path / "nowhere" / "log").splitlines()
+
+    assert json.loads(said[0])["message"].startswith("no line can be added to the file of the log")
+    assert json.loads(said[1])["message"] == "here"
