@@ -312,6 +312,29 @@ def test_an_answer_is_stopped(window: Window, up: Up) -> None:
         expect(page.get_by_role("button", name="Stop")).to_be_disabled()
 
 
+def test_what_is_stopped_before_it_is_sent_is_never_sent(window: Window, up: Up) -> None:
+    page = window.page
+    held: list[Route] = []
+    sent: list[str | bytes] = []
+    page.on("websocket", lambda socket: socket.on("framesent", sent.append))
+    page.route("**/v1/models", held.append)
+    with agent(up, "slow", pace=0.05):
+        go(page, "Prompt")
+        page.get_by_label("Message").fill("first")
+        with page.expect_request("**/v1/models"):
+            page.get_by_role("button", name="Send").click()
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_role("article", name="Answer")).to_contain_text("stopped")
+        page.unroute("**/v1/models")
+        held[0].continue_()
+
+        page.get_by_label("Message").fill("second")
+        page.get_by_role("button", name="Send").click()
+        expect(page.get_by_role("article", name="Answer").last).to_contain_text("done")
+
+    assert [frame for frame in sent if "first" in str(frame) and "second" not in str(frame)] == []
+
+
 def test_an_image_that_no_model_can_see_is_said_so(window: Window, up: Up, tmp_path: Path) -> None:
     page = window.page
     picture = tmp_path / "dot.png"

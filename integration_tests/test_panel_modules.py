@@ -347,6 +347,21 @@ def test_rates_are_of_the_time_between_two_notes_and_none_after_a_restart(run: R
     assert lines["running"] == [9, 10, 11]
 
 
+@pytest.mark.parametrize(
+    ("ticks", "labels"),
+    [
+        ([0, 0.05, 0.1, 0.15], ["0.00", "0.05", "0.10", "0.15"]),
+        ([0, 0.5, 1], ["0.0", "0.5", "1.0"]),
+        ([0, 20, 40], ["0", "20", "40"]),
+        ([0], ["0"]),
+    ],
+)
+def test_labels_of_a_chart_can_be_told_apart(
+    run: Run, ticks: list[float], labels: list[str]
+) -> None:
+    assert run("charts.js", "m.labels(a[0])", ticks) == labels
+
+
 def test_a_fleet_is_read_as_it_is_shown(run: Run) -> None:
     fleet = run("fleet_fields.js", "m.fleetOf(m.draftOf(null), null)")["fleet"]
     fleet["resources"]["labels"] = {"pool": "gpu", "zone": "a"}

@@ -1,6 +1,5 @@
 // Charts of the last minutes, by uPlot. A view says where one stands; `drawCharts` fills it.
 
-import { short } from './format.js';
 import { html } from './lit.js';
 import uPlot from './vendor/uplot-1.6.32/uPlot.esm.js';
 
@@ -77,6 +76,13 @@ function drawChart(element, lines) {
   known.newest = lines.at.at(-1);
 }
 
+/** With as many digits as it takes to tell them apart. Pure. */
+export function labels(ticks) {
+  const step = Math.min(...ticks.slice(1).map((tick, n) => tick - ticks[n]));
+  const digits = step > 0 && step < 1 ? Math.min(4, Math.ceil(-Math.log10(step) - 1e-9)) : 0;
+  return ticks.map((tick) => tick.toFixed(digits));
+}
+
 function options(kind, element, width) {
   const { lines, hasPoints } = KINDS[kind];
   const styles = getComputedStyle(element);
@@ -95,7 +101,7 @@ function options(kind, element, width) {
     scales: { y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.1 : 1] } },
     axes: [
       { ...axis, size: 26, space: 56, incrs: [60, 120, 300, 600], values: '{HH}:{mm}' },
-      { ...axis, size: 44, values: (_plot, ticks) => ticks.map((tick) => (tick % 1 ? short(tick) : String(tick))) },
+      { ...axis, size: 44, values: (_plot, ticks) => labels(ticks) },
     ],
     series: [
       {},

@@ -8,16 +8,25 @@ const TOO_LARGE = 1009;
 let opening = null;
 /** What gets the messages of each request, by its id. */
 const open = new Map();
+/** The ids of those that wait for the websocket to be open. */
+const unsent = new Set();
 
 /** Sends a request. `hear(message)` gets what comes of it, `lost(why)` is told if nothing more will. */
 export async function send(id, request, { hear, lost }) {
-  const socket = await connected();
-  open.set(id, { hear, lost });
-  socket.send(JSON.stringify(request));
+  unsent.add(id);
+  try {
+    const socket = await connected();
+    if (!unsent.has(id)) return; // it was stopped meanwhile
+    open.set(id, { hear, lost });
+    socket.send(JSON.stringify(request));
+  } finally {
+    unsent.delete(id);
+  }
 }
 
-/** Says that nobody waits for more of it. */
+/** Says that nobody waits for more of it. One that has not been sent yet will not be. */
 export async function stopResponding(id) {
+  if (unsent.delete(id) || !open.has(id)) return;
   const socket = await opening;
   socket?.send(JSON.stringify({ Notification: { StopRespondingTo: id } }));
 }
