@@ -34,6 +34,7 @@ from deploy.bench_report import (
     to_picture,
     to_tables,
 )
+from deploy.terminal import one_line
 
 FIND_TIMEOUT = 5.0
 """Seconds to find out what an address speaks."""
@@ -540,7 +541,7 @@ def run_bench(settings: BenchSettings, console: Console) -> int:
         )
     )
     model = f", {server.model}" if server.model else ""
-    console.print(escape(f"{len(settings.plan.prompts)} requests to {server.url}{model}"))
+    console.print(escape(one_line(f"{len(settings.plan.prompts)} requests to {server.url}{model}")))
     bench = Bench(server, settings.asking, settings.plan, settings.access)
     try:
         asyncio.run(bench.run())

@@ -93,6 +93,7 @@ from deploy.settings import (
     to_line,
 )
 from deploy.show_nodes import AsJson, ClusterFile, Here, Wait, show_nodes
+from deploy.terminal import one_line
 
 OWN_BALANCER = f"ws://127.0.0.1:{AGENT_PORT}"
 
@@ -417,4 +418,4 @@ def main() -> NoReturn:
 
 
 def _say(error: str) -> None:
-    print(f"headrace: {error}", file=sys.stderr)  # noqa: T201
+    print(f"headrace: {one_line(error)}", file=sys.stderr)  # noqa: T201

@@ -19,7 +19,7 @@ import msgspec
 
 from common.errors import HeadraceError
 from deploy.keeping import Beat, Command, Dial, Drain, Over, Report, Restarts, Silence, Stop
-from deploy.logs import LogFormat, set_up
+from deploy.logs import LogFormat, printable, set_up
 from deploy.machine import stop_signals
 
 AGENT = "deploy.agent_process"
@@ -283,7 +283,7 @@ def main() -> None:
     try:
         asyncio.run(keep(settings.encode(), _say, drain_timeout=float(drain_timeout)))
     except HeadraceError as error:
-        sys.exit(f"headrace: {error}")
+        sys.exit(f"headrace: {printable(str(error))}")
     except KeyboardInterrupt:
         sys.exit(130)
 

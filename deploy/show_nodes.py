@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 from rich.console import Console
+from rich.text import Text
 
 from common.errors import HeadraceError
 from deploy.nodes import (
@@ -40,6 +41,7 @@ from deploy.nodes import (
     read_cluster,
     report,
 )
+from deploy.terminal import plain
 
 LOOK_INTERVAL = 2.0
 
@@ -306,4 +308,4 @@ def _print_report(told: Report, console: Console) -> None:
 
 
 def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(Text(plain(line)), soft_wrap=True)

@@ -18,7 +18,7 @@ from deploy.machine import stop_signals
 from deploy.management import Management, Place
 from deploy.overview import StatusEvent, StatusView
 from deploy.status_stream import Lost, follow
-from deploy.terminal import page_width
+from deploy.terminal import one_line, page_width
 from deploy.top_view import Window, top_view
 
 SHORTEST_FRAME, LONGEST_FRAME = 0.2, 1.0
@@ -49,7 +49,8 @@ async def print_events(place: Place) -> None:
             if isinstance(event, StatusEvent):
                 _print_json(event)
             else:
-                print(f"headrace: no connection: {event.reason}", file=sys.stderr)  # noqa: T201
+                reason = one_line(event.reason)
+                print(f"headrace: no connection: {reason}", file=sys.stderr)  # noqa: T201
 
 
 def _print_json(event: StatusEvent) -> None:

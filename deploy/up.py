@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 from rich.console import Console
+from rich.text import Text
 
 from balancer.keys import Keys, Role, first_key, read_keys
 from common.errors import HeadraceError
@@ -32,6 +33,7 @@ from deploy.machine import address, is_loopback, stop_signals, why_not_listen
 from deploy.overview import Agent, StatusView
 from deploy.session import STOP_TIMEOUT
 from deploy.settings import AgentSettings, BalancerSettings
+from deploy.terminal import one_line
 from deploy.tls import pinned_context
 
 log = logging.getLogger(__name__)
@@ -218,7 +220,7 @@ def _greeting(
     lines = [f"headrace is ready at {settings.address}"]
     slots = sum(agent.slots for agent in agents)
     if slots:
-        models = dict.fromkeys(Path(agent.model_path or "").name for agent in agents)
+        models = dict.fromkeys(one_line(Path(agent.model_path or "").name) for agent in agents)
         lines.append(f"  model   {', '.join(models)}")
         lines.append(f"  slots   {slots}, on {len(agents)} agent(s)")
     elif settings.agents:
@@ -547,9 +549,7 @@ async def _report_losses(
         for name, actor in tuple(running.items()):
             problem = await _problem(actor)
             if problem is not None:
-                console.print(
-                    f"{name} has gone: {problem}", markup=False, highlight=False, soft_wrap=True
-                )
+                console.print(Text(one_line(f"{name} has gone: {problem}")), soft_wrap=True)
                 del running[name]
 
 
