@@ -50,7 +50,8 @@ def explain(told: dict[str, Any]) -> RenderableType:
 def summary(request: Request) -> list[str]:
     """The request as a whole, without control characters."""
     model = "" if request.model is None else f", model {request.model}"
-    first = f"{request.id}: {request.route}{model}, priority {request.priority}"
+    client = "" if request.client_id is None else f", its client calls it {request.client_id}"
+    first = f"{request.id}: {request.route}{model}, priority {request.priority}{client}"
     if request.state == "over":
         state = f"over after {seconds(request.ended)}: {request.outcome}"
     else:

@@ -67,6 +67,8 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     model_path: str | None = None
     application: str = ""
+    applied: int = 0
+    """The wish number that it serves; 0: none, or a model of its own."""
     download: Download | None = None
     issues: tuple[Issue, ...] = ()
     figures: Figures = Figures()
@@ -111,6 +113,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    client_id: str | None = None
+    """What its client calls it."""
     route: str = ""
     model: str | None = None
     priority: str = ""

@@ -65,6 +65,14 @@ def test_it_is_a_summary_and_a_line_for_each_decision() -> None:
     ]
 
 
+def test_what_its_client_calls_it_is_in_the_head() -> None:
+    shown = told({**TOLD, "client_id": "question-1"})
+
+    assert shown[0] == (
+        "r1: /v1/chat/completions, model small, priority normal, its client calls it question-1"
+    )
+
+
 def test_one_that_waits_says_why() -> None:
     request = {"id": "r2", "route": "/x", "priority": "high", "state": "waiting", "why": "no agent"}
 
