@@ -2,10 +2,11 @@
 
 import inspect
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import wraps
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
@@ -25,10 +26,15 @@ from deploy.options import (
     check_inference_key,
     check_own_key,
 )
+from deploy.overview import StatusView
 from deploy.settings import CLIENT_PORT
+from deploy.terminal import one_line
 
 LONGEST_REASON = 200
 """Characters of a refusal that are shown."""
+
+ATTEMPTS = 4
+"""To change the desired state, while others do it at the same moment."""
 
 TIMEOUT = 5.0
 """Seconds for an answer."""
@@ -70,7 +76,7 @@ class Place:
         }
 
     def refusal(self, status: int, text: str) -> RefusedError:
-        reason = " ".join(text.split())[:LONGEST_REASON]
+        reason = one_line(text)[:LONGEST_REASON]
         if status in {401, 403}:
             reason += f" (--key-file or {OWN_KEY[self.role]})"
         if status in {400, 404, 409, 410} and reason:
@@ -93,10 +99,12 @@ class Management(AbstractAsyncContextManager["Management"]):
     async def __aexit__(self, *_: object) -> None:
         await self.client.aclose()
 
-    async def ask(self, method: str, path: str, body: Any = None) -> Any:
+    async def ask(
+        self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None
+    ) -> Any:
         """The answer's JSON; None if it has no content."""
         try:
-            response = await self.client.request(method, path, json=body)
+            response = await self.client.request(method, path, json=body, headers=headers)
             if not response.is_success:
                 raise self.place.refusal(response.status_code, response.text)
             return response.json() if response.content else None
@@ -109,8 +117,27 @@ class Management(AbstractAsyncContextManager["Management"]):
     async def desired_state(self) -> dict[str, Any]:
         return await self.ask("GET", "/api/v1/balancer_desired_state")
 
-    async def put_desired_state(self, state: dict[str, Any]) -> None:
-        await self.ask("PUT", "/api/v1/balancer_desired_state", state)
+    async def wish_number(self) -> int:
+        return StatusView.of(await self.overview()).model.wish_number
+
+    async def change_desired_state(
+        self, change: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Put what ``change`` makes of it, and return what it was. Nobody's change is undone: if there was
+        one meanwhile it is read and changed again.
+        """
+        for left in reversed(range(ATTEMPTS)):
+            number = await self.wish_number()  # before the state, so that it is never newer
+            state = await self.desired_state()
+            seen = {"if-match": f'"{number}"'}
+            try:
+                await self.ask("PUT", "/api/v1/balancer_desired_state", change(state), headers=seen)
+            except RefusedError as error:
+                if error.status != HTTPStatus.CONFLICT or not left:
+                    raise
+            else:
+                return state
+        raise AssertionError("the last attempt is the last word")
 
     async def drain(self, agent_id: str) -> None:
         await self.ask("POST", f"/api/v1/agent/{quote(agent_id, safe='')}/drain")

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -33,6 +33,9 @@ console = Console()
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
+
+HEARD = 10.0
+"""Seconds that an agent may take to say that it is drained."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, on one line.")]
 
@@ -76,7 +79,10 @@ AgentName = Annotated[
 AllOfThem = Annotated[bool, typer.Option("--all", help="All agents of this name.")]
 FleetName = Annotated[str, typer.Argument(metavar="FLEET", autocompletion=_complete_fleet)]
 RequestName = Annotated[
-    str, typer.Argument(metavar="REQUEST_ID", help="As top shows it, or of an answer.")
+    str,
+    typer.Argument(
+        metavar="REQUEST_ID", help="As top shows it, of an answer, or what its client calls it."
+    ),
 ]
 
 
@@ -294,6 +300,10 @@ def swap(
         str | None,
         typer.Option("--projector", help="For images: a file that goes with the model."),
     ] = None,
+    keep_template: Annotated[
+        bool,
+        typer.Option("--keep-template", help="Go on with the chat template of the desired state."),
+    ] = False,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Until all agents serve it, or one cannot.")
     ] = True,
@@ -303,7 +313,9 @@ def swap(
     wanted = _reference(model, "MODEL")
     images = "None" if projector is None else _reference(projector, "'--projector'")
     try:
-        outcome = asyncio.run(_swap(place, wanted, images, wait=wait, quiet=json))
+        outcome = asyncio.run(
+            _swap(place, wanted, images, keep_template=keep_template, wait=wait, quiet=json)
+        )
     except KeyboardInterrupt:
         _complain("the agents go on changing their model; headrace status shows how far they are")
         return INTERRUPTED
@@ -325,21 +337,39 @@ def swap(
 
 
 async def _swap(
-    place: Place, model: DesiredModel, projector: DesiredModel, *, wait: bool, quiet: bool
+    place: Place,
+    model: DesiredModel,
+    projector: DesiredModel,
+    *,
+    keep_template: bool,
+    wait: bool,
+    quiet: bool,
 ) -> Outcome | None:
     """None: it was not waited for."""
+    told = {"model": _told(model), "multimodal_projection": _told(projector)}
+
+    def loses_template(state: dict[str, Any]) -> bool:
+        is_other = state["model"] != told["model"]
+        return state["use_chat_template_override"] and is_other and not keep_template
+
+    def change(state: dict[str, Any]) -> dict[str, Any]:
+        template = {"use_chat_template_override": False} if loses_template(state) else {}
+        return {**state, **told, **template}
+
     async with Management(place) as balancer:
-        state = await balancer.desired_state()
         before = StatusView.of(await balancer.overview())
-        wanted = {**state, "model": _told(model), "multimodal_projection": _told(projector)}
-        await balancer.put_desired_state(wanted)
+        state = await balancer.change_desired_state(change)
         if not quiet and projector == "None" != state["multimodal_projection"]:
             _say("there is no projector any more: it belonged to the other model")
+        if not quiet and loses_template(state):
+            _say(
+                "the chat template is the model's own again: the other one belonged to the other "
+                "model (--keep-template keeps it)"
+            )
         if not wait:
             return None
-        following = Swap(
-            referred(model), before.agents, is_new=wanted != state, now=time.monotonic()
-        )
+        wish = await balancer.wish_number()
+        following = Swap(referred(model), wish, before.agents, now=time.monotonic())
         bars = LoadBars(Console(quiet=True) if quiet else console)
         async with aclosing(views(balancer, lost=_lost)) as seen:
             with bars:
@@ -382,20 +412,41 @@ async def _agents(balancer: Management, name: str, *, every: bool) -> list[Agent
 
 
 async def _idle(balancer: Management, agents: set[str], *, quiet: bool) -> None:
-    """Until nothing runs on these agents, or they have gone."""
-    running: Mapping[str, int] = {}
-    async with aclosing(views(balancer, lost=_lost)) as seen:
+    """Until nothing runs on these agents, or they have gone. Raises ``HeadraceError`` if one does not say
+    that it is drained.
+    """
+    said: dict[str, str] = {}
+    end = time.monotonic() + HEARD
+
+    def lost(reason: str) -> None:
+        nonlocal end
+        end = time.monotonic() + HEARD  # what agents say cannot be known now
+        _lost(reason)
+
+    async with aclosing(views(balancer, lost=lost)) as seen:
         async for view in seen:
             there = [view.agents[each] for each in agents if each in view.agents]
-            now = {each.id: each.slots_busy for each in there if each.slots_busy or not each.held}
-            for each in there if now != running and not quiet else ():
-                if each.slots_busy:
-                    _say(f"{each.title}: {each.slots_busy} request(s) run")
-            running = now
-            if not running:
+            deaf = [each.title for each in there if not each.held]
+            if deaf and time.monotonic() >= end:
+                raise HeadraceError(
+                    f"{', '.join(sorted(deaf))}: not drained {HEARD:g} s after it was asked: "
+                    "it does not answer, or somebody has undrained it"
+                )
+            waits = {each.id: _why_busy(each) for each in there if each.slots_busy or not each.held}
+            for each in there if not quiet else ():
+                if each.id in waits and waits[each.id] != said.get(each.id):
+                    _say(f"{each.title}: {waits[each.id]}")
+            said = waits
+            if not waits:
                 break
     if not quiet:
         _say("nothing runs there any more")
+
+
+def _why_busy(agent: Agent) -> str:
+    if agent.slots_busy:
+        return f"{agent.slots_busy} request(s) run"
+    return "has not said yet that it takes nothing new"
 
 
 def _lost(reason: str) -> None:

@@ -6,19 +6,23 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from common.models import LocalModel, ModelReference, NoModel, names
+from common.models import ModelReference, NoModel
+from common.references import describe
 from deploy.load_bars import Row, load_row
 from deploy.overview import Agent, StatusView
 
 UNHEARD = 5.0
-"""Seconds that an agent may take to answer a new wish. Until then what it said before means nothing; who
-then has not changed at all has a model of its own.
+"""Seconds that an agent that had applied nothing before may take to hear of a new wish. Until then it may
+complain of the one before.
 """
 
 HALTED = (
     "No further agent changes its model: one was lost while it did. It goes on when one has shown "
     "that the model works, or when the desired state is put again."
 )
+
+
+REPLACED = "another model was asked for meanwhile; headrace status shows which"
 
 
 class Standing(enum.Enum):
@@ -38,13 +42,12 @@ class Outcome:
 
 class Swap:
     def __init__(
-        self, reference: ModelReference, before: Mapping[str, Agent], *, is_new: bool, now: float
+        self, reference: ModelReference, wish: int, before: Mapping[str, Agent], *, now: float
     ) -> None:
-        """``before``: the agents as they were when it was put. ``is_new``: it differs from what was
-        desired before.
-        """
-        self._reference = reference
-        self._before = dict(before) if is_new else {}
+        """``wish``: the number that it was given. ``before``: the agents as they were when it was put."""
+        self._desired = None if isinstance(reference, NoModel) else describe(reference)
+        self._wish = wish
+        self._silent = {agent.id for agent in before.values() if not agent.applied}
         self._put = now
         self._was_pending = False
 
@@ -71,6 +74,8 @@ class Swap:
             agent.id: self.standing(agent, view, now=now) for agent in view.agents.values()
         }
         serving = sum(each is Standing.SERVES for each in standings.values())
+        if view.model.wish_number >= self._wish and view.model.desired != self._desired:
+            return Outcome(serving, REPLACED)
         for agent_id, standing in standings.items():
             if standing is Standing.CANNOT:
                 agent = view.agents[agent_id]
@@ -86,34 +91,18 @@ class Swap:
 
     def standing(self, agent: Agent, view: StatusView, *, now: float) -> Standing:
         """1. Who goes, or is of a fleet with a model of its own, does not follow.
-        2. Who is as it was before has not answered yet, for a while.
-        3. Who has applied what is wanted serves it.
-        4. Who complains and is not on its way cannot.
-        5. Who has applied something else has a model of its own.
+        2. Who has applied a wish serves it if it is this one, or a later one.
+        3. Who complains and is not on its way cannot, once it has heard of this wish.
+        4. Who has applied something, but no wish, has a model of its own.
         """
         fleet = view.fleets.get(agent.fleet) if agent.fleet is not None else None
         if agent.state == "draining" or (fleet is not None and fleet.fleet.model is not None):
             return Standing.APART
-        before = self._before.get(agent.id)
-        is_heard = before is None or _said(before) != _said(agent)
-        if not is_heard and now < self._put + UNHEARD:
+        if agent.applied:
+            return Standing.SERVES if agent.applied >= self._wish else Standing.PENDING
+        if agent.is_on_its_way:
             return Standing.PENDING
-        has_applied = agent.application == "Applied" and not agent.is_on_its_way
-        if has_applied and self._is_wanted(agent):
-            return Standing.SERVES
-        if (agent.is_stuck or agent.tries_again) and not agent.is_on_its_way:
-            return Standing.CANNOT
-        return Standing.APART if has_applied else Standing.PENDING
-
-    def _is_wanted(self, agent: Agent) -> bool:
-        match self._reference:
-            case NoModel():
-                return agent.model_path is None
-            case LocalModel(path):
-                return agent.model_path == path
-            case _:
-                return agent.model in names(self._reference)
-
-
-def _said(agent: Agent) -> tuple[object, ...]:
-    return agent.state, agent.application, agent.model_path, agent.issues, agent.download
+        if agent.is_stuck or agent.tries_again:
+            is_heard = agent.id not in self._silent or now >= self._put + UNHEARD
+            return Standing.CANNOT if is_heard else Standing.PENDING
+        return Standing.APART if agent.application == "Applied" else Standing.PENDING

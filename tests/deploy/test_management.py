@@ -2,20 +2,23 @@
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from certificates import Signed, make_certificate
 from commands import headrace
-from played import Play
+from played import Play, want
 from serving import serving
 from typer.testing import CliRunner
 
 from balancer.app import create_app
 from balancer.balancer import Balancer
+from balancer.desired_state import LocalModel
 from balancer.keys import Keys, Role
+from balancer.stored_state import DESIRED_STATE
 from common.errors import HeadraceError
-from deploy.management import Management, Place, RefusedError, asks_balancer
+from deploy.management import ATTEMPTS, Management, Place, RefusedError, asks_balancer
 from deploy.tls import client_context
 
 KEY, OTHER_KEY = "key-of-an-operator", "key-of-some-agents"
@@ -84,6 +87,55 @@ async def test_what_is_refused_is_said_as_the_balancer_says_it(address: str) -> 
     async with Management(Place(f"http://{address}")) as balancer:
         with pytest.raises(RefusedError, match=r"^there is no such fleet$"):
             await balancer.fleet("no?fleet")
+
+
+async def test_a_refusal_cannot_steer_the_terminal() -> None:
+    refusal = Place("http://host").refusal(404, "no \x1b[2Jsuch\nmodel")
+
+    assert str(refusal) == "no \ufffd[2Jsuch model"
+
+
+def put_meanwhile(balancer: Balancer, **parameters: Any) -> None:
+    """As another operator does it."""
+    want(balancer, **parameters)
+    stored = balancer.stored
+    balancer.want(stored.put(DESIRED_STATE, at=stored.latest + 1))
+
+
+async def test_what_somebody_else_has_put_meanwhile_is_not_undone(
+    address: str, balancer: Balancer
+) -> None:
+    def change(state: dict[str, Any]) -> dict[str, Any]:
+        seen.append(state["inference_parameters"]["temperature"])
+        if len(seen) == 1:
+            put_meanwhile(balancer, temperature=0.25)
+        return {**state, "model": {"LocalToAgent": "/new.gguf"}}
+
+    seen: list[float] = []
+    async with Management(Place(f"http://{address}")) as management:
+        before = await management.change_desired_state(change)
+
+    assert seen[1:] == [0.25]
+    assert before["inference_parameters"]["temperature"] == 0.25
+    state = balancer.desired_state
+    assert state.model == LocalModel(LocalToAgent="/new.gguf")
+    assert state.inference_parameters.temperature == 0.25
+
+
+async def test_if_somebody_puts_again_and_again_that_is_an_error(
+    address: str, balancer: Balancer
+) -> None:
+    def change(state: dict[str, Any]) -> dict[str, Any]:
+        seen.append(state)
+        put_meanwhile(balancer, top_k=len(seen))
+        return state
+
+    seen: list[Any] = []
+    async with Management(Place(f"http://{address}")) as management:
+        with pytest.raises(RefusedError) as caught:
+            await management.change_desired_state(change)
+
+    assert (caught.value.status, len(seen)) == (409, ATTEMPTS)
 
 
 async def test_an_address_without_a_balancer_is_an_error() -> None:

@@ -15,7 +15,7 @@ from played import Play, Until, ask, want
 
 from agent.echo import EchoEngine
 from balancer.balancer import Balancer
-from balancer.desired_state import LocalModel
+from balancer.desired_state import ChatTemplateOverride, LocalModel
 from balancer.link import AgentListener
 from common.ids import AgentId, RequestId
 from common.messages import PROTOCOL, Cancel, Join, Status
@@ -81,6 +81,29 @@ async def test_what_nobody_knows_is_one_line_and_status_1(port: str) -> None:
         assert (done.status, done.output) == (1, "")
         assert done.errors.startswith("headrace: ")
         assert len(done.errors.splitlines()) == 1
+
+
+async def test_a_request_is_found_by_what_its_client_calls_it(
+    port: str, play: Play, client: Any, balancer: Balancer
+) -> None:
+    agent = play("one")
+    asked = asyncio.create_task(
+        client.post(
+            "/v1/completions",
+            json={"model": "played", "prompt": "Hi", "max_tokens": 5},
+            headers={"x-client-request-id": "question-1"},
+            timeout=None,
+        )
+    )
+    request = await agent.asked()
+
+    shown = await headrace("explain", "--port", port, "question-1")
+    done = await told("cancel", "--port", port, "question-1")
+
+    assert shown.output.splitlines()[0].endswith("its client calls it question-1")
+    assert shown.output.startswith(request.request_id)
+    assert done == {"cancelled": "question-1"}
+    assert (await asked).status_code == 410
 
 
 # Acting
@@ -162,6 +185,7 @@ async def test_drain_waits_until_the_agent_says_that_it_takes_nothing_new(
     agent = play("one")
     async with on_terminal("drain", "--port", port, "one", "--wait") as terminal:
         await terminal.shows("one gets nothing new")
+        await terminal.shows("one: has not said yet that it takes nothing new")
 
         agent.report(slots=1, slots_processing=1)  # it was dispatched a moment before
         await terminal.shows("one: 1 request(s) run")
@@ -169,6 +193,19 @@ async def test_drain_waits_until_the_agent_says_that_it_takes_nothing_new(
 
         await terminal.shows("nothing runs there any more")
         assert await terminal.ended() == 0
+
+
+async def test_an_agent_that_never_says_so_is_an_error(port: str, play: Play) -> None:
+    play("one")
+
+    done = await headrace("drain", "--port", port, "one", "--wait")
+
+    assert done.status == 1
+    assert done.output.splitlines()[-1] == "one: has not said yet that it takes nothing new"
+    assert done.errors == (
+        "headrace: one: not drained 10 s after it was asked: it does not answer, "
+        "or somebody has undrained it\n"
+    )
 
 
 async def test_an_interrupted_wait_leaves_the_agent_drained(
@@ -216,6 +253,14 @@ async def test_an_agent_that_nobody_knows_is_refused_with_those_that_there_are(
 
     assert (done.status, done.output) == (1, "")
     assert done.errors == "headrace: there is no agent 'other'; there are: one\n"
+
+
+async def test_names_in_errors_cannot_steer_the_terminal(port: str, play: Play) -> None:
+    play("\x1b[2Jone")
+
+    done = await headrace("drain", "--port", port, "other")
+
+    assert done.errors == "headrace: there is no agent 'other'; there are: \ufffd[2Jone\n"
 
 
 async def test_a_request_is_cancelled(port: str, play: Play, balancer: Balancer) -> None:
@@ -326,6 +371,26 @@ async def test_a_projector_goes_with_its_model(port: str, balancer: Balancer) ->
     assert done.output == "there is no projector any more: it belonged to the other model\n"
     assert balancer.desired_state.multimodal_projection == "None"
     assert balancer.desired_state.model == "None"
+
+
+async def test_a_chat_template_is_not_used_with_another_model_unless_it_is_kept(
+    port: str, balancer: Balancer
+) -> None:
+    template = ChatTemplateOverride(content="{{ messages }}")
+    want(balancer, chat_template_override=template, use_chat_template_override=True)
+
+    kept = await headrace("swap", "--port", port, "/m.gguf", "--keep-template", "--no-wait")
+    assert (kept.output, balancer.desired_state.template) == ("", template)
+    again = await headrace("swap", "--port", port, "/m.gguf", "--no-wait")
+    assert (again.output, balancer.desired_state.template) == ("", template)
+    done = await headrace("swap", "--port", port, "/other.gguf", "--no-wait")
+
+    assert done.output == (
+        "the chat template is the model's own again: the other one belonged to the other model "
+        "(--keep-template keeps it)\n"
+    )
+    assert balancer.desired_state.template is None
+    assert balancer.desired_state.chat_template_override == template
 
 
 async def test_scale_wants_to_know_what() -> None:

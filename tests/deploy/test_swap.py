@@ -2,32 +2,39 @@
 
 from typing import Any
 
-import pytest
-
 from common.models import HuggingFaceModel, LocalModel, ModelReference, NoModel
 from deploy.overview import StatusView
-from deploy.swap import HALTED, UNHEARD, Outcome, Swap
+from deploy.swap import HALTED, REPLACED, UNHEARD, Outcome, Swap
 
 NEW = LocalModel("/new.gguf")
 
+WISH = 7
+
 OLD: dict[str, Any] = {
-    "state": "ready", "application": "Applied", "model": "old", "model_path": "/old.gguf", "slots": 1
+    "state": "ready", "application": "Applied", "applied": WISH - 1, "model": "m", "slots": 1
 }  # fmt: skip
-DONE: dict[str, Any] = {**OLD, "model": "new", "model_path": "/new.gguf"}
-WAITS: dict[str, Any] = {**OLD, "state": "waits_for_turn", "application": "Fresh"}
+DONE: dict[str, Any] = {**OLD, "applied": WISH}
+OWN: dict[str, Any] = {**OLD, "applied": 0}
+WAITS: dict[str, Any] = {**OLD, "applied": 0, "state": "waits_for_turn", "application": "Fresh"}
 STUCK: dict[str, Any] = {
-    **OLD, "application": "Stuck",
+    **OLD, "applied": 0, "application": "Stuck",
     "issues": [{"kind": "ModelFileDoesNotExist", "model_path": "/new.gguf", "detail": "not here"}],
 }  # fmt: skip
 
 
-def view_of(fleets: dict[str, Any] | None = None, **agents: dict[str, Any]) -> StatusView:
+def view_of(
+    fleets: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    **agents: dict[str, Any],
+) -> StatusView:
+    """``model``: other keys of what is wanted."""
     told = {name: {"id": name, **agent} for name, agent in agents.items()}
-    return StatusView.of({"agents": told, "fleets": fleets or {}})
+    wanted = {"wish_number": WISH, "desired": "/new.gguf", **(model or {})}
+    return StatusView.of({"agents": told, "fleets": fleets or {}, "balancer": {"model": wanted}})
 
 
-def started(view: StatusView, *, reference: ModelReference = NEW, is_new: bool = True) -> Swap:
-    return Swap(reference, view.agents, is_new=is_new, now=0.0)
+def started(view: StatusView, *, reference: ModelReference = NEW) -> Swap:
+    return Swap(reference, WISH, view.agents, now=0.0)
 
 
 def test_it_is_over_when_all_agents_serve_the_model() -> None:
@@ -81,11 +88,46 @@ def test_if_nothing_changes_the_same_complaint_is_its_answer_after_a_while() -> 
     assert outcome.problem is not None
 
 
-def test_who_does_not_change_at_all_has_a_model_of_its_own() -> None:
-    swap = started(view_of(a=OLD, own=OLD))
+def test_who_has_applied_something_but_no_wish_has_a_model_of_its_own() -> None:
+    swap = started(view_of(a=OLD, own=OWN))
 
-    assert swap.outcome(view_of(a=DONE, own=OLD), now=1.0) is None
-    assert swap.outcome(view_of(a=DONE, own=OLD), now=UNHEARD) == Outcome(1)
+    assert swap.outcome(view_of(a=OLD, own=OWN), now=UNHEARD) is None
+    assert swap.outcome(view_of(a=DONE, own=OWN), now=UNHEARD) == Outcome(1)
+    assert [row.title for row in swap.rows(view_of(a=DONE, own=OWN), now=0.1)] == ["a"]
+
+
+def test_another_file_of_the_same_repository_is_another_model() -> None:
+    reference = HuggingFaceModel("org/repo", "small.gguf", "main")
+    wanted = {"desired": "https://huggingface.co/org/repo/blob/main/small.gguf"}
+    old, new = {**OLD, "model": "org/repo"}, {**DONE, "model": "org/repo"}
+    swap = started(view_of(a=old), reference=reference)
+
+    assert swap.outcome(view_of(model=wanted, a=old), now=UNHEARD) is None
+    assert swap.outcome(view_of(model=wanted, a=new), now=UNHEARD) == Outcome(1)
+
+
+def test_a_later_wish_for_the_same_model_is_followed() -> None:
+    swap = started(view_of(a=OLD))
+
+    view = view_of(model={"wish_number": WISH + 1}, a={**DONE, "applied": WISH + 1})
+
+    assert swap.outcome(view, now=1.0) == Outcome(1)
+
+
+def test_a_later_wish_for_another_model_ends_it() -> None:
+    swap = started(view_of(a=OLD))
+
+    view = view_of(model={"wish_number": WISH + 1, "desired": "/other.gguf"}, a=OLD)
+
+    assert swap.outcome(view, now=1.0) == Outcome(0, REPLACED)
+
+
+def test_what_was_wanted_before_is_no_later_wish() -> None:
+    swap = started(view_of(a=OLD))
+
+    view = view_of(model={"wish_number": WISH - 1, "desired": "/old.gguf"}, a=OLD)
+
+    assert swap.outcome(view, now=1.0) is None
 
 
 def test_agents_of_a_fleet_with_its_own_model_and_those_that_go_are_not_waited_for() -> None:
@@ -120,41 +162,23 @@ def test_agents_that_were_lost_meanwhile_are_waited_for() -> None:
 def test_a_halted_change_ends_it() -> None:
     swap = started(view_of(a=OLD))
 
-    view = StatusView.of(
-        {
-            "agents": {"a": {"id": "a", **WAITS}},
-            "balancer": {"model": {"wish_number": 2, "halted_by": "lost"}},
-        }
+    assert swap.outcome(view_of(model={"halted_by": "lost"}, a=WAITS), now=1.0) == Outcome(
+        0, HALTED
     )
 
-    assert swap.outcome(view, now=1.0) == Outcome(0, HALTED)
 
+def test_no_model_is_a_wish_too() -> None:
+    swap = started(view_of(a=OLD), reference=NoModel())
+    nothing = {"state": "no_model", "application": "Applied", "applied": WISH}
 
-def test_the_model_that_is_served_already_needs_no_wait() -> None:
-    view = view_of(a=DONE)
-
-    assert started(view, is_new=False).outcome(view, now=0.0) == Outcome(1)
-
-
-@pytest.mark.parametrize(
-    ("reference", "agent"),
-    [
-        (NoModel(), {"state": "no_model", "application": "Applied"}),
-        (HuggingFaceModel("org/repo", "m.gguf", "main"), {**DONE, "model": "m"}),
-    ],
-)
-def test_every_kind_of_model_is_known_again(
-    reference: ModelReference, agent: dict[str, Any]
-) -> None:
-    swap = started(view_of(a=OLD), reference=reference)
-
-    assert swap.outcome(view_of(a=agent), now=0.1) == Outcome(1)
+    assert swap.outcome(view_of(model={"desired": None}, a=OLD), now=0.1) is None
+    assert swap.outcome(view_of(model={"desired": None}, a=nothing), now=0.2) == Outcome(1)
 
 
 def test_each_agent_that_follows_has_a_row() -> None:
     swap = started(view_of(a=OLD, b=OLD, c=OLD, d=OLD))
     fetching = {
-        **OLD, "application": "Fresh",
+        **WAITS, "state": "downloading",
         "download": {"filename": "new.gguf", "current": 50, "total": 200},
     }  # fmt: skip
 
