@@ -1,7 +1,9 @@
 """How commands talk to a balancer: where it is, what is shown to it, and its errors in one line."""
 
+import asyncio
 import inspect
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -35,6 +37,8 @@ LONGEST_REASON = 200
 
 ATTEMPTS = 4
 """To change the desired state, while others do it at the same moment."""
+
+LOOK_INTERVAL = 0.1
 
 TIMEOUT = 5.0
 """Seconds for an answer."""
@@ -117,17 +121,27 @@ class Management(AbstractAsyncContextManager["Management"]):
     async def desired_state(self) -> dict[str, Any]:
         return await self.ask("GET", "/api/v1/balancer_desired_state")
 
-    async def wish_number(self) -> int:
-        return StatusView.of(await self.overview()).model.wish_number
+    async def wish_after(self, number: int) -> int:
+        """The number of the newest wish, as soon as a newer one is told: what is told of a balancer may be
+        half a second old.
+        """
+        end = time.monotonic() + TIMEOUT
+        while time.monotonic() < end:
+            newest = StatusView.of(await self.overview()).model.wish_number
+            if newest > number:
+                return newest
+            await asyncio.sleep(LOOK_INTERVAL)
+        raise HeadraceError(f"{self.place.url} does not tell the number of what is desired now")
 
     async def change_desired_state(
         self, change: Callable[[dict[str, Any]], dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Put what ``change`` makes of it, and return what it was. Nobody's change is undone: if there was
-        one meanwhile it is read and changed again.
+    ) -> tuple[dict[str, Any], int]:
+        """Put what ``change`` makes of it; return what it was, and the wish number that it had. Nobody's
+        change is undone: if there was one meanwhile it is read and changed again.
         """
+        number = 0
         for left in reversed(range(ATTEMPTS)):
-            number = await self.wish_number()  # before the state, so that it is never newer
+            number = await self.wish_after(number)  # before the state, so that it is never newer
             state = await self.desired_state()
             seen = {"if-match": f'"{number}"'}
             try:
@@ -136,7 +150,7 @@ class Management(AbstractAsyncContextManager["Management"]):
                 if error.status != HTTPStatus.CONFLICT or not left:
                     raise
             else:
-                return state
+                return state, number
         raise AssertionError("the last attempt is the last word")
 
     async def drain(self, agent_id: str) -> None:

@@ -358,7 +358,7 @@ async def _swap(
 
     async with Management(place) as balancer:
         before = StatusView.of(await balancer.overview())
-        state = await balancer.change_desired_state(change)
+        state, number = await balancer.change_desired_state(change)
         if not quiet and projector == "None" != state["multimodal_projection"]:
             _say("there is no projector any more: it belonged to the other model")
         if not quiet and loses_template(state):
@@ -368,7 +368,7 @@ async def _swap(
             )
         if not wait:
             return None
-        wish = await balancer.wish_number()
+        wish = await balancer.wish_after(number)
         following = Swap(referred(model), wish, before.agents, now=time.monotonic())
         bars = LoadBars(Console(quiet=True) if quiet else console)
         async with aclosing(views(balancer, lost=_lost)) as seen:

@@ -99,7 +99,7 @@ def put_meanwhile(balancer: Balancer, **parameters: Any) -> None:
     """As another operator does it."""
     want(balancer, **parameters)
     stored = balancer.stored
-    balancer.want(stored.put(DESIRED_STATE, at=stored.latest + 1))
+    balancer.want(stored.put(DESIRED_STATE, at=stored.wish_number + 1))
 
 
 async def test_what_somebody_else_has_put_meanwhile_is_not_undone(
@@ -113,7 +113,7 @@ async def test_what_somebody_else_has_put_meanwhile_is_not_undone(
 
     seen: list[float] = []
     async with Management(Place(f"http://{address}")) as management:
-        before = await management.change_desired_state(change)
+        before, _ = await management.change_desired_state(change)
 
     assert seen[1:] == [0.25]
     assert before["inference_parameters"]["temperature"] == 0.25
