@@ -73,7 +73,7 @@ def create_app(
                 allow_methods=["DELETE", "GET", "PATCH", "POST", "PUT", "OPTIONS"],
                 # Clients add headers of their own, and the pages are named one by one.
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "retry-after", ERROR_CODE],
+                expose_headers=["etag", "x-request-id", "retry-after", ERROR_CODE],
                 max_age=3600,
             ),
             Middleware(Gate, limits=balancer.limits, tally=balancer.tally, refused=refused),

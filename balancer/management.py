@@ -87,7 +87,9 @@ class Management:
         )
 
     async def desired_state(self, _request: Request) -> Response:
-        return _model(self._balancer.desired_state)
+        answer = _model(self._balancer.desired_state)
+        answer.headers.update(self._tag)
+        return answer
 
     async def put_desired_state(self, request: Request) -> Response:
         state = parse(BalancerDesiredState, await read_body(request))
@@ -135,7 +137,12 @@ class Management:
             return stored.model_copy(update={part: value})
 
         await self._wishes.put(part, change)
-        return Response(status_code=204)
+        return Response(status_code=204, headers=self._tag)
+
+    @property
+    def _tag(self) -> dict[str, str]:
+        """The number of the newest wish, for ``If-Match``."""
+        return {"etag": f'"{self._balancer.stored.wish_number}"'}
 
     def _agent(self, request: Request) -> AgentView:
         agent_id = AgentId(request.path_params["agent_id"])

@@ -1,9 +1,7 @@
 """How commands talk to a balancer: where it is, what is shown to it, and its errors in one line."""
 
-import asyncio
 import inspect
 import ssl
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -28,7 +26,6 @@ from deploy.options import (
     check_inference_key,
     check_own_key,
 )
-from deploy.overview import StatusView
 from deploy.settings import CLIENT_PORT
 from deploy.terminal import one_line
 
@@ -103,54 +100,46 @@ class Management(AbstractAsyncContextManager["Management"]):
     async def __aexit__(self, *_: object) -> None:
         await self.client.aclose()
 
-    async def ask(
-        self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None
-    ) -> Any:
+    async def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The answer's JSON; None if it has no content."""
+        response = await self._ask(method, path, body)
+        try:
+            return response.json() if response.content else None
+        except ValueError as error:
+            raise self.place.silence(error) from error
+
+    async def _ask(
+        self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
         try:
             response = await self.client.request(method, path, json=body, headers=headers)
-            if not response.is_success:
-                raise self.place.refusal(response.status_code, response.text)
-            return response.json() if response.content else None
-        except (httpx.HTTPError, ValueError) as error:
+        except httpx.HTTPError as error:
             raise self.place.silence(error) from error
+        if not response.is_success:
+            raise self.place.refusal(response.status_code, response.text)
+        return response
 
     async def overview(self) -> dict[str, Any]:
         return await self.ask("GET", "/api/v1/overview")
 
-    async def desired_state(self) -> dict[str, Any]:
-        return await self.ask("GET", "/api/v1/balancer_desired_state")
-
-    async def wish_after(self, number: int) -> int:
-        """The number of the newest wish, as soon as a newer one is told: what is told of a balancer may be
-        half a second old.
-        """
-        end = time.monotonic() + TIMEOUT
-        while time.monotonic() < end:
-            newest = StatusView.of(await self.overview()).model.wish_number
-            if newest > number:
-                return newest
-            await asyncio.sleep(LOOK_INTERVAL)
-        raise HeadraceError(f"{self.place.url} does not tell the number of what is desired now")
-
     async def change_desired_state(
         self, change: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> tuple[dict[str, Any], int]:
-        """Put what ``change`` makes of it; return what it was, and the wish number that it had. Nobody's
-        change is undone: if there was one meanwhile it is read and changed again.
+        """Put what ``change`` makes of it; return what it was, and the number of the wish that it is now.
+        Nobody's change is undone: if there was one meanwhile it is read and changed again.
         """
-        number = 0
+        path = "/api/v1/balancer_desired_state"
         for left in reversed(range(ATTEMPTS)):
-            number = await self.wish_after(number)  # before the state, so that it is never newer
-            state = await self.desired_state()
-            seen = {"if-match": f'"{number}"'}
+            read = await self._ask("GET", path)
+            state = read.json()
+            seen = {"if-match": read.headers.get("etag", "*")}
             try:
-                await self.ask("PUT", "/api/v1/balancer_desired_state", change(state), headers=seen)
+                put = await self._ask("PUT", path, change(state), headers=seen)
             except RefusedError as error:
                 if error.status != HTTPStatus.CONFLICT or not left:
                     raise
             else:
-                return state, number
+                return state, int(put.headers["etag"].strip('"'))
         raise AssertionError("the last attempt is the last word")
 
     async def drain(self, agent_id: str) -> None:
@@ -207,7 +196,7 @@ def _with_place(
         tls_ca: TlsAuthorities = None,
         **told: Any,
     ) -> None:
-        place = _place(role, host=host, port=port, key_file=key_file, tls=tls, tls_ca=tls_ca)
+        place = place_of(role, host=host, port=port, key_file=key_file, tls=tls, tls_ca=tls_ca)
         raise typer.Exit(command(place, **told) or 0)  # pyright: ignore[reportCallIssue]
 
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
@@ -222,7 +211,7 @@ def _with_place(
     return result
 
 
-def _place(
+def place_of(
     role: Role, *, host: str, port: int, key_file: Path | None, tls: bool, tls_ca: Path | None
 ) -> Place:
     check = check_inference_key if role is Role.INFERENCE else _check_management_key

@@ -13,13 +13,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from balancer.desired_state import DesiredModel, referred
+from balancer.desired_state import BalancerDesiredState, DesiredModel, referred
 from balancer.keys import Role
 from common.errors import HeadraceError, ModelError
-from deploy.access import own_key
+from common.models import NoModel
+from common.references import describe
 from deploy.explain import explain as explained
 from deploy.load_bars import LoadBars
-from deploy.management import Management, Place, asks_balancer, asks_for_tokens
+from deploy.management import Management, Place, asks_balancer, asks_for_tokens, place_of
 from deploy.model import parse_model
 from deploy.options import finite
 from deploy.overview import Agent, StatusView
@@ -27,9 +28,12 @@ from deploy.settings import CLIENT_PORT
 from deploy.status import show_status
 from deploy.status_stream import views
 from deploy.swap import Outcome, Swap
-from deploy.terminal import one_line, page_width
+from deploy.terminal import WIDE, one_line, page_width
 
-console = Console()
+IS_WIDE = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+"""Where nobody looks at a window, nothing is cut."""
+
+console = Console(width=WIDE if IS_WIDE else None)
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
@@ -46,29 +50,39 @@ COMPLETION_TIMEOUT = 0.5
 """Seconds that somebody who presses Tab may wait."""
 
 
-def _complete_agent(incomplete: str) -> list[str]:
-    return _known((agent.title for agent in _default_view().agents.values()), incomplete)
+def _complete_agent(context: typer.Context, incomplete: str) -> list[str]:
+    return _known((agent.title for agent in _view(context).agents.values()), incomplete)
 
 
-def _complete_fleet(incomplete: str) -> list[str]:
-    return _known(_default_view().fleets, incomplete)
+def _complete_fleet(context: typer.Context, incomplete: str) -> list[str]:
+    return _known(_view(context).fleets, incomplete)
 
 
 def _known(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete) and name.isprintable()]
 
 
-def _default_view() -> StatusView:
-    """Of the balancer at the default address; nothing is in it if none answers at once."""
+def _view(context: typer.Context) -> StatusView:
+    """Of the balancer that the options name which have been typed; nothing is in it if none answers at
+    once.
+    """
+    typed = context.params
 
     async def ask() -> StatusView:
-        place = Place(f"http://127.0.0.1:{CLIENT_PORT}", own_key(Role.MANAGEMENT, None, os.environ))
+        place = place_of(
+            Role.MANAGEMENT,
+            host=typed.get("host") or "127.0.0.1",
+            port=typed.get("port") or CLIENT_PORT,
+            key_file=typed.get("key_file"),
+            tls=bool(typed.get("tls")),
+            tls_ca=typed.get("tls_ca"),
+        )
         async with asyncio.timeout(COMPLETION_TIMEOUT), Management(place) as balancer:
             return StatusView.of(await balancer.overview())
 
     try:
         return asyncio.run(ask())
-    except (HeadraceError, TimeoutError):
+    except (HeadraceError, TimeoutError, typer.BadParameter):
         return StatusView()
 
 
@@ -358,7 +372,7 @@ async def _swap(
 
     async with Management(place) as balancer:
         before = StatusView.of(await balancer.overview())
-        state, number = await balancer.change_desired_state(change)
+        state, wish = await balancer.change_desired_state(change)
         if not quiet and projector == "None" != state["multimodal_projection"]:
             _say("there is no projector any more: it belonged to the other model")
         if not quiet and loses_template(state):
@@ -368,7 +382,6 @@ async def _swap(
             )
         if not wait:
             return None
-        wish = await balancer.wish_after(number)
         following = Swap(referred(model), wish, before.agents, now=time.monotonic())
         bars = LoadBars(Console(quiet=True) if quiet else console)
         async with aclosing(views(balancer, lost=_lost)) as seen:
@@ -377,9 +390,17 @@ async def _swap(
                     now = time.monotonic()
                     bars.show(following.rows(view, now=now))
                     outcome = following.outcome(view, now=now)
+                    if outcome is not None and outcome.problem is not None and not quiet:
+                        _complain(f"it stays what is desired; before it was {_written(state)}")
                     if outcome is not None:
                         return outcome
     raise AssertionError("the stream has no end")
+
+
+def _written(state: dict[str, Any]) -> str:
+    """Its model, as swap takes it."""
+    reference = BalancerDesiredState.model_validate(state).model_reference
+    return "None" if isinstance(reference, NoModel) else describe(reference)
 
 
 def _reference(text: str, option: str) -> DesiredModel:

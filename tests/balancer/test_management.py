@@ -346,7 +346,11 @@ async def test_a_desired_state_is_not_put_over_one_that_was_never_seen(
         headers = {"if-match": f'"{number}"'}
         return client.put("/api/v1/balancer_desired_state", json=state, headers=headers)
 
-    assert (await put(seen)).status_code == 204
+    told = await put(seen)
+    assert (told.status_code, told.headers["etag"]) == (204, f'"{balancer.stored.wish_number}"')
+    assert (await client.get("/api/v1/balancer_desired_state")).headers["etag"] == told.headers[
+        "etag"
+    ]
     late = await put(seen)
     assert (late.status_code, late.headers["x-headrace-error"]) == (409, "overtaken")
     assert (await put("nonsense")).status_code == 400

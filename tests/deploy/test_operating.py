@@ -403,12 +403,11 @@ async def test_scale_wants_to_know_what() -> None:
 # Completion of names
 
 
-async def completed(port: str, words: str) -> list[str]:
-    """What bash is offered for the last word, with the balancer at this port as the default one."""
-    code = f"""
+async def completed(words: str) -> list[str]:
+    """What bash is offered for the last word."""
+    code = """
 import sys
 import deploy.operating
-deploy.operating.CLIENT_PORT = {port}
 deploy.operating.COMPLETION_TIMEOUT = 60
 sys.argv[0] = "headrace"
 from deploy.cli import main
@@ -431,7 +430,7 @@ async def test_names_of_agents_and_fleets_are_completed(port: str, play: Play, c
         play(name)
     await client.put("/api/v1/fleets/small", json={"model": {"LocalToAgent": "/m.gguf"}})
 
-    assert await completed(port, "headrace drain gpu") == ["gpu-1", "gpu-2"]
-    assert await completed(port, "headrace undrain c") == ["cpu-1"]
-    assert await completed(port, "headrace scale s") == ["small"]
-    assert await completed("1", "headrace drain gpu") == []
+    assert await completed(f"headrace drain --port {port} gpu") == ["gpu-1", "gpu-2"]
+    assert await completed(f"headrace undrain --port {port} c") == ["cpu-1"]
+    assert await completed(f"headrace scale --port {port} s") == ["small"]
+    assert await completed("headrace drain --port 1 gpu") == []
