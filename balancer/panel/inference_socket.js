@@ -5,6 +5,9 @@ import { protocols } from './keys.js';
 
 const TOO_LARGE = 1009;
 
+/** A browser does not say why. */
+const NOT_OPENED = `the balancer did not open the websocket; for a page at ${location.origin} it may have to be started with --allow-origin ${location.origin}`;
+
 let opening = null;
 /** What gets the messages of each request, by its id. */
 const open = new Map();
@@ -50,7 +53,7 @@ async function connect() {
   socket.addEventListener('message', ({ data }) => receive(JSON.parse(data)));
   await new Promise((resolve, reject) => {
     socket.addEventListener('open', resolve);
-    socket.addEventListener('close', () => reject(new Error('the balancer did not open the websocket')));
+    socket.addEventListener('close', () => reject(new Error(NOT_OPENED)));
   });
   socket.addEventListener('close', closed);
   return socket;

@@ -1,6 +1,6 @@
 // Keys of the operator, by role, for as long as this tab is open.
 
-import { question, reconnect } from './store.js';
+import { link, question } from './store.js';
 
 const item = (role) => `headrace.${role}`;
 
@@ -8,16 +8,16 @@ export const keyOf = (role) => sessionStorage.getItem(item(role));
 
 const asked = {};
 
-/** Asks for a key of this role; returns whether one was given. All who ask at once share the answer. */
+/** Asks for a key of this role; null if none is given. All who ask at once share the answer. */
 export function wantKey(role, why) {
-  asked[role] ??= question({ kind: 'key', role, why })
-    .then((key) => {
-      if (key) sessionStorage.setItem(item(role), key);
-      if (key) reconnect();
-      return Boolean(key);
-    })
-    .finally(() => delete asked[role]);
+  asked[role] ??= question({ kind: 'key', role, why }).finally(() => delete asked[role]);
   return asked[role];
+}
+
+/** In place of the one before: for a key that the balancer has taken. */
+export function keep(role, key) {
+  sessionStorage.setItem(item(role), key);
+  link.resume();
 }
 
 /** Subprotocols for a websocket, which cannot carry headers. */

@@ -11,7 +11,7 @@ import * as model from './model.js';
 import * as prompt from './prompt.js';
 import * as requests from './requests.js';
 import { shell } from './shell.js';
-import { now, onChange, onReconnect, state, update } from './store.js';
+import { link, now, onChange, state, update } from './store.js';
 import { apply, follow, pauseAfter } from './stream.js';
 
 const pages = { dashboard, model, fleets, prompt, requests };
@@ -51,21 +51,16 @@ function decoded(text) {
   }
 }
 
-let wake = () => {};
-
-function pause(failures) {
+/** Without a key there is nothing to try by itself. */
+function pause(failures, signal) {
   return new Promise((resolve) => {
-    const isLocked = state.link.phase === 'locked';
-    const timer = isLocked ? 0 : setTimeout(resolve, pauseAfter(failures, Math.random()));
-    wake = () => {
+    const timer = state.link.phase === 'locked' ? 0 : setTimeout(resolve, pauseAfter(failures, Math.random()));
+    signal.addEventListener('abort', () => {
       clearTimeout(timer);
       resolve();
-    };
+    });
   });
 }
-
-/** Tries again now, if the status stream is broken. */
-const reconnect = () => wake();
 
 function take(event) {
   update((state) => {
@@ -83,15 +78,14 @@ function take(event) {
 
 onChange(draw);
 addEventListener('hashchange', route);
-addEventListener('online', reconnect);
-onReconnect(reconnect);
+addEventListener('online', () => link.retry());
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => update());
 // Times that run on.
 setInterval(() => document.hidden || update(), 1000);
 draw();
 route();
 
-follow({
+const stream = follow({
   open: (lastId, signal) =>
     ask('GET', 'api/v1/events', { headers: lastId ? { 'last-event-id': lastId } : {}, signal }),
   take,
@@ -100,7 +94,7 @@ follow({
     update((state) => {
       // The balancer ends the stream now and then: nothing to speak of if it comes back at once.
       if (error === null && state.link.phase === 'live') return;
-      const isLocked = error?.status === 401 || error?.status === 403;
+      const isLocked = error?.wantsKey === true;
       const since = state.link.phase === 'live' ? Date.now() / 1000 : (state.link.since ?? Date.now() / 1000);
       state.link = {
         phase: isLocked ? 'locked' : 'broken',
@@ -109,4 +103,6 @@ follow({
       };
     }),
   pause,
+  isHeld: () => state.dialogs.some((dialog) => dialog.kind === 'key'),
 });
+Object.assign(link, stream);

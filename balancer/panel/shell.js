@@ -3,7 +3,7 @@
 import { dialogView } from './dialog.js';
 import { clock } from './format.js';
 import { html, nothing, repeat } from './lit.js';
-import { dismiss, reconnect } from './store.js';
+import { dismiss, link } from './store.js';
 
 export function shell(state, pages) {
   return html`
@@ -39,13 +39,13 @@ function banner(state) {
   if (phase === 'connecting') return html`<p class="banner">Connecting to the balancer …</p>`;
   if (phase === 'locked') {
     return html`<p class="banner bad">
-      The balancer wants a key: ${reason} <button @click=${() => reconnect()}>Enter a key</button>
+      The balancer wants a key: ${reason} <button @click=${() => link.retry()}>Enter a key</button>
     </p>`;
   }
   if (phase === 'broken') {
     return html`<p class="banner bad">
       No connection to the balancer since ${clock(since)}: ${reason}. What is shown is as it was then. It is
-      tried again by itself. <button @click=${() => reconnect()}>Try now</button>
+      tried again by itself. <button @click=${() => link.retry()}>Try now</button>
     </p>`;
   }
   return [

@@ -29,12 +29,8 @@ export const state = {
   busy: new Set(),
 };
 
-/** Tries again now, if the status stream is broken. */
-export let reconnect = () => {};
-
-export function onReconnect(callback) {
-  reconnect = callback;
-}
+/** To the status stream, if it is broken: `resume` ends a pause, `retry` also an attempt that hangs. */
+export const link = { resume() {}, retry() {} };
 
 let draw = () => {};
 let isScheduled = false;

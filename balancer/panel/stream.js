@@ -5,6 +5,9 @@ const SILENCE = 12_000;
 
 const LONGEST_PAUSE = 10_000;
 
+/** Why an attempt is given up: another one is wanted at once. */
+const AGAIN = new Error('tried again');
+
 /** The data after this event; the data before is left as it was. */
 export function apply(data, { event, told }) {
   if (event === 'snapshot') return { ...emptied(data), ...told };
@@ -49,28 +52,35 @@ export function pauseAfter(failures, chance) {
 /**
  * Follows the stream for ever. `open(lastId, signal)` returns a response, `take(event)` gets each
  * event, `opened()` and `broken(error)` are told of the connection (its error is null where the
- * balancer has ended it), and `pause(failures)` is waited for before the next attempt.
+ * balancer has ended it), and `pause(failures, signal)` is waited for before the next attempt. While
+ * `isHeld()`, an attempt waits for the operator, and may last. Returns `resume`, which ends a pause,
+ * and `retry`, which also gives up an attempt that has brought nothing yet, for another one.
  */
-export async function follow({ open, take, opened, broken, pause }) {
+export function follow({ open, take, opened, broken, pause, isHeld = () => false, silence = SILENCE }) {
   let lastId = null;
   let failures = 0;
-  for (;;) {
-    const controller = new AbortController();
+  /** What of it can be cut short now. */
+  let attempt = null;
+  let rest = null;
+
+  async function read(controller) {
     let watch;
     const heard = () => {
       clearTimeout(watch);
-      watch = setTimeout(() => controller.abort(), SILENCE);
+      watch = setTimeout(() => (isHeld() ? heard() : controller.abort(new Error('the balancer has fallen silent'))), silence);
     };
-    let error = null;
     try {
-      const response = await open(lastId, controller.signal);
       heard();
+      const response = await open(lastId, controller.signal);
+      controller.signal.throwIfAborted();
+      heard();
+      attempt = null;
       opened();
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let text = '';
       for (;;) {
         const { done, value } = await reader.read();
-        if (done) break;
+        if (done) return;
         heard();
         failures = 0;
         const { events, rest } = split(text + value);
@@ -80,13 +90,37 @@ export async function follow({ open, take, opened, broken, pause }) {
           take(event);
         }
       }
-    } catch (caught) {
-      error = controller.signal.aborted ? new Error('the balancer has fallen silent') : caught;
     } finally {
       clearTimeout(watch);
-      controller.abort();
     }
-    broken(error);
-    await pause(failures++);
   }
+
+  async function run() {
+    for (;;) {
+      const controller = new AbortController();
+      attempt = controller;
+      let error = null;
+      try {
+        await read(controller);
+      } catch (caught) {
+        error = controller.signal.aborted ? controller.signal.reason : caught;
+      }
+      attempt = null;
+      controller.abort();
+      if (error === AGAIN) continue;
+      broken(error);
+      rest = new AbortController();
+      await pause(failures++, rest.signal);
+      rest = null;
+    }
+  }
+
+  run();
+  return {
+    resume: () => rest?.abort(),
+    retry: () => {
+      rest?.abort();
+      if (!isHeld()) attempt?.abort(AGAIN);
+    },
+  };
 }
