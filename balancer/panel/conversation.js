@@ -66,9 +66,17 @@ export function request(id, messages, options) {
   return { Request: { id, request: { ContinueFromConversationHistory: params } } };
 }
 
-/** Thoughts are not told again, nor answers that came to nothing. */
+/** Bytes of a message to the balancer: so much less than it takes by default that it never hangs up. */
+export const MOST_BYTES = 6_000_000;
+
+/** Bytes of a request as it is sent: each has all the images that were sent before. */
+export const size = (message) => new TextEncoder().encode(JSON.stringify(message)).length;
+
+/** Thoughts are not told again, nor answers that came to nothing with what was asked: roles take turns. */
 function history(messages, system) {
-  const said = messages.filter((message) => message.role === 'user' || message.text);
+  const isAnswer = (message) => message?.role === 'assistant';
+  const isNothing = (message) => isAnswer(message) && !message.text;
+  const said = messages.filter((message, n) => !isNothing(isAnswer(message) ? message : messages[n + 1]));
   const told = said.map((message) => ({ role: message.role, content: content(message) }));
   return system.trim() ? [{ role: 'system', content: system }, ...told] : told;
 }

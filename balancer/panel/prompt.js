@@ -1,15 +1,13 @@
 // The prompt page: a conversation with a model over the websocket.
 
-import { fail, hear, isOpen, newAnswer, request, stop } from './conversation.js';
+import { fail, hear, isOpen, MOST_BYTES, newAnswer, request, size, stop } from './conversation.js';
+import { short } from './format.js';
 import { forget, send, stopResponding } from './inference_socket.js';
 import { html, live, nothing, repeat } from './lit.js';
 import { messageView } from './message.js';
 import { state, tell, update } from './store.js';
 
 export const title = 'Prompt';
-
-const MOST_IMAGE_BYTES = 5_000_000;
-/** All of one message: they are sent as text, a third longer, and again with each further message. */
 
 state.prompt = {
   messages: [],
@@ -118,14 +116,30 @@ function enterSends(event) {
 async function addImages(event) {
   const files = [...event.target.files];
   event.target.value = '';
-  const total = files.reduce((sum, file) => sum + file.size, 0);
-  if (total > MOST_IMAGE_BYTES) {
-    tell(`These images are larger than ${MOST_IMAGE_BYTES / 1e6} MB together.`, 'bad');
+  // Before they are read: they are sent as text, a third longer.
+  const length = files.reduce((sum, file) => sum + (file.size * 4) / 3, 0);
+  if (length > MOST_BYTES) {
+    refuse(length);
     return;
   }
-  const images = await Promise.all(files.map(dataUri));
-  set({ images: [...state.prompt.images, ...images] });
+  const added = await Promise.all(files.map(dataUri));
+  const images = [...state.prompt.images, ...added];
+  if (isSmall(request('', withQuestion({ ...state.prompt, images }), wanted()))) set({ images });
 }
+
+/** Whether the balancer takes it; if not, the operator is told. */
+function isSmall(message) {
+  const bytes = size(message);
+  if (bytes > MOST_BYTES) refuse(bytes);
+  return bytes <= MOST_BYTES;
+}
+
+const refuse = (bytes) =>
+  tell(
+    `This would be a message of ${short(bytes / 1e6)} MB, with all that was said and shown before; at most ` +
+      `${MOST_BYTES / 1e6} MB can be sent. Use smaller images or fewer, or begin a new conversation.`,
+    'bad',
+  );
 
 const dataUri = (file) =>
   new Promise((resolve, reject) => {
@@ -140,22 +154,32 @@ function submit(event) {
   const { prompt } = state;
   const last = prompt.messages.at(-1);
   if ((last?.role === 'assistant' && isOpen(last)) || !(prompt.text.trim() || prompt.images.length)) return;
-  const maxTokens = Number(prompt.maxTokens);
-  const temperature = prompt.temperature.trim() === '' ? null : Number(prompt.temperature);
+  const { maxTokens, temperature } = wanted();
   if (!Number.isInteger(maxTokens) || maxTokens < 1 || Number.isNaN(temperature)) {
     tell('Max tokens is a whole number above 0, the temperature a number.', 'bad');
     return;
   }
-  const question = { id: newId(), role: 'user', text: prompt.text.trim(), images: prompt.images };
-  begin([...prompt.messages, question], { ...prompt, maxTokens, temperature });
+  const id = newId();
+  const messages = withQuestion(prompt);
+  const message = request(id, messages, wanted());
+  if (!isSmall(message)) return;
+  begin(id, message, messages);
   set({ text: '', images: [], said: 'Sent.' });
 }
+
+const wanted = () => ({
+  ...state.prompt,
+  maxTokens: Number(state.prompt.maxTokens),
+  temperature: state.prompt.temperature.trim() === '' ? null : Number(state.prompt.temperature),
+});
+
+/** What was said, and what would be said next. */
+const withQuestion = ({ messages, text, images }) => [...messages, { id: newId(), role: 'user', text: text.trim(), images }];
 
 /** `randomUUID` is there only in pages that came over TLS or from this machine. */
 const newId = () => `panel-${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 10)}`;
 
-function begin(messages, options) {
-  const id = newId();
+function begin(id, message, messages) {
   set({ messages: [...messages, newAnswer(id, seconds())] });
   const change = (next) =>
     update(({ prompt }) => {
@@ -165,7 +189,7 @@ function begin(messages, options) {
       if (answer === undefined || answer.usage || answer.state === 'failed') forget(id);
     });
   const lost = (why) => change((answer) => fail(answer, why, seconds()));
-  send(id, request(id, messages, options), {
+  send(id, message, {
     hear: (message) => change((answer) => hear(answer, message, seconds())),
     lost,
   }).catch((error) => lost(error.message));
