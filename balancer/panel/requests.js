@@ -20,8 +20,13 @@ state.requests = {
 /** What the shown request was like when its decisions were asked for. */
 let askedFor = null;
 
+/** Milliseconds between looks at a request that the status stream says nothing of. */
+const PAUSE = 2000;
+let again;
+
 export function enter() {
   askedFor = null;
+  clearTimeout(again);
   update(({ requests }) => Object.assign(requests, { shown: null, problem: null }));
   told();
 }
@@ -40,13 +45,21 @@ export function told() {
 async function load(id) {
   let shown = null;
   let problem = null;
+  let isOver = true;
   try {
     shown = await askJson('GET', `api/v1/requests/${encodeURIComponent(id)}`);
+    isOver = shown.state === 'over';
   } catch (error) {
+    isOver = error.status !== 0;
     problem = error.status === 404 ? `There is no request ${id}, or it was too long ago.` : error.message;
   }
-  if (state.argument === id) update(({ requests }) => Object.assign(requests, { shown, problem }));
+  if (!isShown(id)) return;
+  update(({ requests }) => Object.assign(requests, { shown, problem }));
+  clearTimeout(again);
+  if (!isOver) again = setTimeout(() => isShown(id) && !state.data.requests[id] && load(id), PAUSE);
 }
+
+const isShown = (id) => state.page === 'requests' && state.argument === id;
 
 export function view(state) {
   const all = Object.values(state.data.requests).sort(
