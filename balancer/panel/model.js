@@ -14,15 +14,24 @@ export const title = 'Model';
 
 const STATE = 'api/v1/balancer_desired_state';
 
+/** The action's name. */
+const PUT = 'put desired state';
+
+/** The overview may be half a second old: so often, and after so many milliseconds, it is looked at. */
+const ATTEMPTS = 4;
+const PAUSE = 400;
+
 state.model = {
-  /** What the balancer said last: its desired state, and how it is called. */
+  /** The desired state that the draft was made from, and a wish by which it was still so. */
   stored: null,
   wish: null,
+  /** The latest wish that was looked at. */
+  seen: null,
   form: null,
   draft: null,
   isEdited: false,
-  /** Somebody else has put another state since the draft was begun. */
-  isOvertaken: false,
+  /** What somebody else has put since the draft was begun: `{ stored, wish }`. */
+  theirs: null,
   isLoading: false,
   problem: null,
 };
@@ -34,33 +43,38 @@ export function enter() {
 export function told() {
   const wish = state.data.balancer.model?.wish_number;
   const { model } = state;
-  if (!model.stored || wish === undefined || wish === model.wish) return;
-  if (model.isEdited) compare(wish);
-  else load();
+  if (!model.stored || wish === undefined || wish === model.seen || state.busy.has(PUT)) return;
+  load();
 }
 
-/** Fleets and what we have put ourselves count as wishes, too. */
-async function compare(wish) {
-  const { model } = state;
-  model.wish = wish;
-  const stored = await askJson('GET', STATE).catch(() => null);
-  const isSame = stored === null || JSON.stringify(stored) === JSON.stringify(model.stored);
-  if (!isSame && model.isEdited) update(() => (model.isOvertaken = true));
-}
-
+/** The draft is made anew, unless it is edited: then it is only said that it was overtaken. */
 async function load() {
   if (state.model.isLoading) return;
   state.model.isLoading = true;
+  // Looked at before the state is asked for, which then is of this wish or of a later one.
   const wish = state.data.balancer.model?.wish_number ?? null;
   try {
     const [stored, { schema, defaults }] = await Promise.all([askJson('GET', STATE), askJson('GET', `${STATE}/schema`)]);
     const form = { fields: fields(schema.properties.inference_parameters, schema), defaults: defaults.inference_parameters };
-    update(({ model }) => Object.assign(model, { stored, wish, form, draft: draftOf(stored), isEdited: false, isOvertaken: false, problem: null }));
+    update(({ model }) => {
+      Object.assign(model, { form, seen: wish, problem: null });
+      if (model.isEdited) compare({ stored, wish });
+      else Object.assign(model, { stored, wish, draft: draftOf(stored), theirs: null });
+    });
   } catch (error) {
     update(({ model }) => (model.problem = error.message));
   } finally {
     state.model.isLoading = false;
   }
+}
+
+/** Fleets count as wishes, too. Returns whether the desired state is as it was. */
+function compare(current) {
+  const { model } = state;
+  const isSame = JSON.stringify(current.stored) === JSON.stringify(model.stored);
+  if (isSame) model.wish = current.wish;
+  model.theirs = isSame ? null : current;
+  return isSame;
 }
 
 export function view(state) {
@@ -91,21 +105,49 @@ async function submit(event) {
     requestAnimationFrame(() => form.querySelector('[aria-invalid=true]')?.focus());
     return;
   }
-  const put = async () => {
-    await ask('PUT', STATE, { body: wish });
-    update(({ model }) => (model.isEdited = false));
-    await load();
-  };
-  await perform('put desired state', put, 'The desired state is stored; the agents are told.');
+  await perform(PUT, () => put(wish), 'The desired state is stored; the agents are told.');
+}
+
+async function put(body) {
+  const { draft } = state.model;
+  await putUnlessOvertaken(body);
+  const wish = state.data.balancer.model?.wish_number ?? null;
+  const stored = await askJson('GET', STATE);
+  update(({ model }) => {
+    Object.assign(model, { stored, wish, theirs: null });
+    // Something may have been typed meanwhile.
+    if (model.draft === draft) Object.assign(model, { draft: draftOf(stored), isEdited: false });
+  });
+}
+
+async function putUnlessOvertaken(body) {
+  const { model } = state;
+  for (let left = ATTEMPTS; ; left--) {
+    try {
+      await ask('PUT', STATE, { body, headers: model.wish === null ? {} : { 'if-match': `"${model.wish}"` } });
+      return;
+    } catch (error) {
+      if (error.status !== 409 || left === 1) throw error;
+    }
+    const { balancer } = await askJson('GET', 'api/v1/overview');
+    const current = { wish: balancer.model.wish_number, stored: await askJson('GET', STATE) };
+    const isNews = current.wish !== model.wish;
+    if (!compare(current)) throw new Error('Somebody else has changed the desired state: nothing is stored');
+    if (!isNews) await new Promise((resolve) => setTimeout(resolve, PAUSE));
+  }
 }
 
 function overtaken({ model }) {
-  if (!model.isOvertaken) return nothing;
+  if (!model.theirs) return nothing;
   return html`<p class="banner warn">
     Somebody else has changed the desired state since you began.
     <button type="button" @click=${discard}>Drop my changes and load it</button>
+    <button type="button" @click=${insist}>Keep mine, to replace it</button>
   </p>`;
 }
+
+/** The next Apply replaces what the operator has been told of, and nothing later. */
+const insist = () => update(({ model }) => Object.assign(model, model.theirs, { theirs: null }));
 
 function discard() {
   update(({ model }) => (model.isEdited = false));
@@ -141,7 +183,7 @@ const referenceField = (name, label, value, problem, hint) => html`
 function actions({ model, busy }, problems) {
   const number = Object.keys(problems).length;
   return html`<div class="apply">
-    <button class="main" aria-disabled=${busy.has('put desired state')}>Apply</button>
+    <button class="main" aria-disabled=${busy.has(PUT)}>Apply</button>
     <button type="button" aria-disabled=${!model.isEdited} @click=${discard}>Discard changes</button>
     <span class=${number ? 'problem' : 'hint'}>
       ${number ? `Not yet valid: ${number} field${number === 1 ? '' : 's'}.` : model.isEdited ? 'There are changes that are not applied.' : ''}
