@@ -95,6 +95,25 @@ export function fleetOf(draft, before) {
   return { fleet, problems };
 }
 
+/**
+ * Only what was changed of the fleet `before`, as a change of what it is `now`: a group is replaced
+ * whole, so the others of it are taken from there.
+ */
+export function changesOf(draft, before, now = before) {
+  const { fleet } = fleetOf(draft, before);
+  const shownBefore = draftOf(before);
+  const isChanged = (path) => draft[path] !== shownBefore[path];
+  const changes = isChanged('model') ? { model: fleet.model } : {};
+  for (const group of GROUPS) {
+    const values = group.key === null ? fleet : fleet[group.key];
+    const changed = group.fields.filter((field) => isChanged(path(group, field))).map(({ name }) => [name, values[name]]);
+    if (!changed.length) continue;
+    if (group.key === null) Object.assign(changes, Object.fromEntries(changed));
+    else changes[group.key] = { ...now[group.key], ...Object.fromEntries(changed) };
+  }
+  return changes;
+}
+
 function read(field, text) {
   const written = text.trim();
   if (field.optional && written === '') return { value: null };

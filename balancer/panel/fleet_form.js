@@ -1,16 +1,19 @@
 // The form of a fleet, with all its keys.
 
 import { ask } from './api.js';
-import { draftOf, fleetOf, GROUPS } from './fleet_fields.js';
+import { changesOf, draftOf, fleetOf, GROUPS } from './fleet_fields.js';
 import { html, live, nothing } from './lit.js';
 import { perform, state, update } from './store.js';
 
 const NAME = /^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$/;
 
+/** The action's name. */
+export const PUT = 'put fleet';
+
 /** `name` and `fleet` are null for a new one. */
 export const openForm = (name, fleet) =>
   update(({ fleets }) => {
-    fleets.form = { name, before: fleet, newName: '', draft: draftOf(fleet), wasSent: false };
+    fleets.form = { name, before: fleet, newName: '', draft: draftOf(fleet), isEdited: false, wasSent: false };
   });
 
 const edit = (change) =>
@@ -18,20 +21,37 @@ const edit = (change) =>
     fleets.form = { ...fleets.form, ...change };
   });
 
-const set = (path, value) => edit({ draft: { ...state.fleets.form.draft, [path]: value } });
+const set = (path, value) => edit({ isEdited: true, draft: { ...state.fleets.form.draft, [path]: value } });
+
+/** Whether the fleet is no more as it was when the form was opened. */
+export const isOvertaken = ({ fleets: { form }, data }) =>
+  form.name !== null && JSON.stringify(data.fleets[form.name]?.fleet) !== JSON.stringify(form.before);
+
+function overtaken(state) {
+  const { form } = state.fleets;
+  if (state.busy.has(PUT) || !isOvertaken(state)) return nothing;
+  const fleet = state.data.fleets[form.name]?.fleet;
+  if (!fleet) return html`<p class="banner warn">Somebody else has deleted this fleet since you began.</p>`;
+  return html`<p class="banner warn">
+    Somebody else has changed this fleet since you began. Apply changes only what you have changed.
+    <button type="button" @click=${() => openForm(form.name, state.data.fleets[form.name].fleet)}>Drop my changes and load it</button>
+  </p>`;
+}
 
 function nameProblem({ name, newName }) {
   if (name !== null || NAME.test(newName)) return undefined;
   return 'Up to 40 small letters, digits and hyphens between them';
 }
 
-export function fleetForm({ fleets: { form }, busy }) {
+export function fleetForm(state) {
+  const { form } = state.fleets;
   const { problems } = fleetOf(form.draft, form.before);
   const wrongName = nameProblem(form);
   // What was never touched is not yet complained about.
   const isTold = form.wasSent || form.newName !== '';
   return html`<form class="card fleet-form" novalidate aria-labelledby="fleet-form-title" @submit=${submit}>
     <h2 id="fleet-form-title">${form.name === null ? 'New fleet' : `Fleet ${form.name}`}</h2>
+    ${overtaken(state)}
     ${form.name === null
       ? textField('name', 'Name', form.newName, isTold ? wrongName : undefined, 'Part of the names of its agents.', (value) => edit({ newName: value }))
       : nothing}
@@ -45,7 +65,7 @@ export function fleetForm({ fleets: { form }, busy }) {
       </fieldset>`,
     )}
     <p class="buttons">
-      <button class="main" aria-disabled=${busy.has('put fleet')}>${form.name === null ? 'Create' : 'Apply'}</button>
+      <button class="main" aria-disabled=${state.busy.has(PUT)}>${form.name === null ? 'Create' : 'Apply'}</button>
       <a class="button" href="#fleets">Close</a>
     </p>
   </form>`;
@@ -92,9 +112,12 @@ async function submit(event) {
   }
   const name = form.name ?? form.newName;
   if (form.name === null && state.data.fleets[name]) {
-    await perform('put fleet', () => Promise.reject(new Error(`There is a fleet ${name} already.`)));
+    await perform(PUT, () => Promise.reject(new Error(`There is a fleet ${name} already.`)));
     return;
   }
-  const work = () => ask('PUT', `api/v1/fleets/${name}`, { body: fleet });
-  if (await perform('put fleet', work, `The fleet ${name} is stored.`)) location.hash = 'fleets';
+  const work =
+    form.name === null
+      ? () => ask('PUT', `api/v1/fleets/${name}`, { body: fleet })
+      : () => ask('PATCH', `api/v1/fleets/${name}`, { body: changesOf(form.draft, form.before, state.data.fleets[name]?.fleet) });
+  if (await perform(PUT, work, `The fleet ${name} is stored.`)) location.hash = 'fleets';
 }

@@ -2,7 +2,7 @@
 
 import { ask } from './api.js';
 import { confirmed } from './dialog.js';
-import { fleetForm, openForm } from './fleet_form.js';
+import { fleetForm, isOvertaken, openForm, PUT } from './fleet_form.js';
 import { count, NONE, plural, seconds, words } from './format.js';
 import { html, live, nothing, repeat } from './lit.js';
 import { showReference } from './reference.js';
@@ -23,14 +23,16 @@ state.fleets = {
 export function enter() {
   const { argument } = state;
   const fleet = state.data.fleets[argument]?.fleet;
-  if (argument === null) update(({ fleets }) => (fleets.form = null));
-  else if (argument === NEW) openForm(null, null);
-  else if (fleet && state.fleets.form?.name !== argument) openForm(argument, fleet);
+  if (argument === NEW) openForm(null, null);
+  else if (fleet) openForm(argument, fleet);
+  else update(({ fleets }) => (fleets.form = null));
 }
 
-/** A form that was asked for by the address before its fleet was known. */
+/** A form may have been asked for by the address before its fleet was known, or show what is no more. */
 export function told() {
-  if (state.argument !== null && state.fleets.form === null) enter();
+  const { argument, busy, fleets } = state;
+  if (argument === null || argument === NEW || busy.has(PUT)) return;
+  if (fleets.form === null || (!fleets.form.isEdited && isOvertaken(state))) enter();
 }
 
 export const view = (state) => html`
