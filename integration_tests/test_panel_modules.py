@@ -1,14 +1,16 @@
-"""The panel's pure modules, in a real browser, without a balancer."""
+"""The panel's modules, in a real browser, without a balancer: a page answers for it where one is asked."""
 
 import threading
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from browsing import open_window, start_browser
+from browsing import Window, open_window, start_browser
+from playwright.sync_api import Browser
 
 PANEL = Path(__file__).parents[1] / "balancer" / "panel"
 
@@ -21,29 +23,82 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def run() -> Generator[Run]:
-    """``run(MODULE, EXPRESSION, *ARGUMENTS)``: the value of an expression in which ``m`` is the module
-    and ``a`` the arguments.
-    """
+def browser() -> Generator[Browser]:
+    with start_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def address() -> Generator[str]:
+    """Of the panel's files."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(PANEL)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        with start_browser() as browser, open_window(browser) as window:
-            window.page.goto(f"http://127.0.0.1:{server.server_port}/vendor/")
-
-            def run(module: str, expression: str, *arguments: Any) -> Any:
-                return window.page.evaluate(
-                    f"async (a) => {{ const m = await import('/{module}'); return {expression}; }}",
-                    list(arguments),
-                )
-
-            yield run
-            window.forgive("/favicon.ico")
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def opened(browser: Browser, address: str) -> Generator[Window]:
+    """An empty page."""
+    with open_window(browser) as window:
+        window.page.goto(f"{address}/vendor/")
+        yield window
+        window.forgive("/favicon.ico")
+
+
+def evaluate(window: Window, module: str, expression: str, *arguments: Any) -> Any:
+    return window.page.evaluate(
+        f"async (a) => {{ const m = await import('/{module}'); return {expression}; }}",
+        list(arguments),
+    )
+
+
+@pytest.fixture(scope="module")
+def run(browser: Browser, address: str) -> Generator[Run]:
+    """``run(MODULE, EXPRESSION, *ARGUMENTS)``: the value of an expression in which ``m`` is the module
+    and ``a`` the arguments.
+    """
+    with opened(browser, address) as window:
+        yield partial(evaluate, window)
+
+
+BALANCER = """
+const { state, answer } = await import('/store.js');
+/** What is asked, such as "GET api/v1/overview", and how it was answered. */
+const asked = [];
+/** By what is asked: `(options) => [STATUS, TEXT OR OBJECT, HEADERS]`. */
+const answers = {};
+globalThis.fetch = async (url, options) => {
+  const what = `${options.method} ${url.pathname.slice(1)}`;
+  asked.push({ what, ...options });
+  const [status, told = null, headers = {}] = await answers[what](options);
+  const text = typeof told === 'string' || told === null ? told : JSON.stringify(told);
+  return new Response(text, { status, headers });
+};
+const until = async (condition) => {
+  while (!condition()) await new Promise(requestAnimationFrame);
+};
+"""
+"""In its place, for the modules that ask one."""
+
+NEVER = "new Promise((_, reject) => setTimeout(() => reject(new Error('it never ends')), 60_000))"
+
+
+@pytest.fixture
+def act(browser: Browser, address: str) -> Generator[Run]:
+    """``act(MODULE, STATEMENTS, *ARGUMENTS)`` in a page of its own, with what ``BALANCER`` defines."""
+    with opened(browser, address) as window:
+
+        def act(module: str, statements: str, *arguments: Any) -> Any:
+            body = f"(async () => {{ {BALANCER} {statements} }})()"
+            return evaluate(window, module, f"Promise.race([{body}, {NEVER}])", *arguments)
+
+        yield act
 
 
 def test_a_change_replaces_and_removes_values_and_leaves_the_others(run: Run) -> None:
@@ -303,7 +358,7 @@ def test_thoughts_and_calls_are_shown_apart_and_all_of_it_as_text(run: Run) -> N
     assert facts.startswith("a1 \u00b7 first token after 1.00 s \u00b7 2.0 tok/s \u00b7 3 tokens")
 
 
-def test_what_is_sent_leaves_out_thoughts_and_answers_that_failed(run: Run) -> None:
+def test_what_is_sent_leaves_out_answers_that_came_to_nothing_and_their_questions(run: Run) -> None:
     messages: Any = [
         {"role": "user", "text": "one", "images": []},
         {"role": "assistant", "text": "", "thoughts": "hm"},
@@ -324,7 +379,6 @@ def test_what_is_sent_leaves_out_thoughts_and_answers_that_failed(run: Run) -> N
         "add_generation_prompt": True,
         "conversation_history": [
             {"role": "system", "content": "be brief"},
-            {"role": "user", "content": "one"},
             {"role": "user", "content": [image, {"type": "text", "text": "two"}]},
         ],
         "enable_thinking": True,
@@ -333,6 +387,435 @@ def test_what_is_sent_leaves_out_thoughts_and_answers_that_failed(run: Run) -> N
         "model": "m",
         "sampling": {"temperature": 0},
     }
+
+
+def test_roles_take_turns_in_what_is_sent_and_a_stopped_answer_stays(run: Run) -> None:
+    said = [("failed", ""), ("stopped", "half"), ("stopped", ""), ("done", "whole")]
+    messages: list[Any] = []
+    for n, (state, text) in enumerate(said):
+        messages.append({"role": "user", "text": str(n), "images": ["data:,"]})
+        messages.append({"role": "assistant", "text": text, "thoughts": "hm", "state": state})
+    messages.append({"role": "user", "text": "last", "images": []})
+    options = {"system": "", "thinks": False, "maxTokens": 5, "model": "", "temperature": None}
+
+    sent = run("conversation.js", "m.request('9', a[0], a[1])", messages, options)
+
+    told = sent["Request"]["request"]["ContinueFromConversationHistory"]["conversation_history"]
+    assert [message["role"] for message in told] == ["user", "assistant"] * 2 + ["user"]
+    assert [message["content"] for message in told[1::2]] == ["half", "whole"]
+
+
+def test_the_size_of_a_message_is_that_of_its_bytes(run: Run) -> None:
+    assert run("conversation.js", "m.size({ a: '\\u20ac' })") == len('{"a":"\u20ac"}'.encode())
+
+
+PROMPT = """
+globalThis.WebSocket = class extends EventTarget {
+  constructor() { super(); setTimeout(() => this.dispatchEvent(new Event('open'))); }
+  send(text) { sent.push(JSON.parse(text)); }
+};
+const sent = [];
+answers['GET v1/models'] = () => [200, {}];
+const { render } = await import('/lit.js');
+document.body.innerHTML = '<main></main>';
+const show = () => render(m.view({ ...state, data: { balancer: {} } }), document.querySelector('main'));
+const submit = () => { show(); document.querySelector('form').requestSubmit(); };
+const image = 'data:image/png;base64,' + 'A'.repeat(2_500_000);
+"""
+
+
+def test_images_of_earlier_messages_count_when_another_is_sent(act: Run) -> None:
+    notices, rounds, kept = act(
+        "prompt.js",
+        PROMPT
+        + """
+        const { prompt } = state;
+        for (let n = 0; n < 3; n++) {
+          Object.assign(prompt, { text: 'see', images: [image] });
+          submit();
+          if (state.notices.length) break;
+          await until(() => sent.length === n + 1);
+          prompt.messages = prompt.messages.map((message) =>
+            message.role === 'user' ? message : { ...message, state: 'done', text: 'seen' });
+        }
+        return [state.notices.map(({ text }) => text), sent.length, prompt.images.length];
+        """,
+    )
+
+    assert (len(notices), rounds, kept) == (1, 2, 1)
+    assert "7.5 MB" in notices[0]
+    assert "begin a new conversation" in notices[0]
+
+
+def test_an_image_for_which_there_is_no_room_is_not_added(act: Run) -> None:
+    images, notices = act(
+        "prompt.js",
+        PROMPT
+        + """
+        state.prompt.images = [image, image];
+        show();
+        const files = new DataTransfer();
+        files.items.add(new File(['x'.repeat(1_500_000)], 'x.png'));
+        const input = document.querySelector('input[type=file]');
+        input.files = files.files;
+        input.dispatchEvent(new Event('change'));
+        await until(() => state.notices.length || state.prompt.images.length === 3);
+        return [state.prompt.images.length, state.notices.map(({ text }) => text)];
+        """,
+    )
+
+    assert (images, len(notices)) == (2, 1)
+    assert "at most 6 MB" in notices[0]
+
+
+def test_a_page_whose_origin_is_not_allowed_is_not_asked_for_a_key(act: Run) -> None:
+    text, wants_key, key, dialogs = act(
+        "api.js",
+        """
+        sessionStorage.setItem('headrace.management', 'good');
+        answers['PUT x'] = () => [403, 'not allowed', { 'x-headrace-error': 'origin_not_allowed' }];
+        const error = await m.ask('PUT', 'x').catch((error) => error);
+        return [error.message, error.wantsKey, sessionStorage.getItem('headrace.management'), state.dialogs.length];
+        """,
+    )
+
+    assert "started with --allow-origin http://127.0.0.1:" in text
+    assert (wants_key, key, dialogs) == (False, "good", 0)
+
+
+@pytest.mark.parametrize(("status", "code"), [(401, "unauthorized"), (403, "forbidden")])
+def test_a_typed_key_replaces_another_only_when_it_was_accepted(
+    act: Run, status: int, code: str
+) -> None:
+    seen, key = act(
+        "api.js",
+        """
+        const stored = () => sessionStorage.getItem('headrace.management');
+        sessionStorage.setItem('headrace.management', 'old');
+        answers['GET x'] = ({ headers }) =>
+          headers.authorization === 'Bearer new' ? [204] : [a[0], 'no', { 'x-headrace-error': a[1] }];
+        const done = m.ask('GET', 'x');
+        const seen = [];
+        for (const typed of ['wrong', 'new']) {
+          await until(() => state.dialogs.length);
+          seen.push(stored());
+          answer(state.dialogs[0], typed);
+        }
+        await done;
+        return [seen, stored()];
+        """,
+        status,
+        code,
+    )
+
+    assert (seen, key) == (["old", "old"], "new")
+
+
+def test_a_question_without_a_key_is_given_up_and_the_old_key_stays(act: Run) -> None:
+    told = act(
+        "api.js",
+        """
+        sessionStorage.setItem('headrace.management', 'old');
+        answers['GET x'] = () => [401, 'no'];
+        const done = m.ask('GET', 'x').catch((error) => [error.status, error.wantsKey]);
+        for (const typed of ['wrong', null]) {
+          await until(() => state.dialogs.length);
+          answer(state.dialogs[0], typed);
+        }
+        return [await done, sessionStorage.getItem('headrace.management')];
+        """,
+    )
+
+    assert told == [[401, True], "old"]
+
+
+FOLLOW = """
+const attempts = [];
+const broken = [];
+const pauses = [];
+let isHeld = false;
+const { retry, resume } = m.follow({
+  open: (lastId, signal) =>
+    new Promise((resolve, reject) => {
+      attempts.push(signal);
+      signal.addEventListener('abort', () => reject(signal.reason));
+    }),
+  take() {},
+  opened() {},
+  broken: (error) => broken.push(error.message),
+  pause: (failures, signal) => {
+    pauses.push(failures);
+    return new Promise((resolve) => signal.addEventListener('abort', resolve));
+  },
+  isHeld: () => isHeld,
+  silence: a[0],
+});
+await until(() => attempts.length === 1);
+"""
+
+
+def test_an_attempt_to_connect_is_given_up_when_nothing_comes(act: Run) -> None:
+    told = act(
+        "stream.js",
+        FOLLOW
+        + """
+        await until(() => pauses.length);
+        resume();
+        await until(() => attempts.length === 2);
+        return broken;
+        """,
+        20,
+    )
+
+    assert told == ["the balancer has fallen silent"]
+
+
+def test_an_attempt_waits_as_long_as_the_operator_types_a_key(act: Run) -> None:
+    told = act(
+        "stream.js",
+        """
+        let looks = 0;
+        const started = m.follow({
+          open: (lastId, signal) => new Promise((resolve, reject) => signal.addEventListener('abort', () => reject(signal.reason))),
+          take() {},
+          opened() {},
+          broken: (error) => (state.failed = [error.message, looks]),
+          pause: () => new Promise(() => {}),
+          isHeld: () => ++looks < 3,
+          silence: 20,
+        });
+        await until(() => state.failed);
+        return state.failed;
+        """,
+    )
+
+    assert told == ["the balancer has fallen silent", 3]
+
+
+def test_an_attempt_that_hangs_is_begun_anew_at_once(act: Run) -> None:
+    told = act(
+        "stream.js",
+        FOLLOW
+        + """
+        isHeld = true;
+        retry();
+        const held = attempts[0].aborted;
+        isHeld = false;
+        retry();
+        await until(() => attempts.length === 2);
+        return [held, attempts.map((signal) => signal.aborted), broken, pauses];
+        """,
+        1_000_000,
+    )
+
+    assert told == [False, [True, False], [], []]
+
+
+MODEL = """
+const desired = (top_k) => ({
+  model: 'None', multimodal_projection: 'None', use_chat_template_override: false,
+  chat_template_override: null, inference_parameters: { top_k },
+});
+let stored = desired(1);
+let wish = 5;
+const schema = { properties: { inference_parameters: { properties: { top_k: { type: 'integer' } } } } };
+const path = 'api/v1/balancer_desired_state';
+const put = [];
+answers[`GET ${path}`] = () => [200, stored];
+answers[`GET ${path}/schema`] = () => [200, { schema, defaults: desired(0) }];
+answers['GET api/v1/overview'] = () => [200, { balancer: { model: { wish_number: wish } } }];
+answers[`PUT ${path}`] = ({ headers, body }) => {
+  put.push(headers['if-match']);
+  if (headers['if-match'] !== `"${wish}"`) return [409, 'something else was put'];
+  stored = JSON.parse(body);
+  wish++;
+  return [204];
+};
+const tell = () => {
+  state.data = { ...state.data, agents: {}, balancer: { model: { wish_number: wish } } };
+  m.told();
+};
+const { edit } = await import('/draft.js');
+const { render } = await import('/lit.js');
+document.body.innerHTML = '<main></main>';
+const main = document.querySelector('main');
+const draw = () => render(m.view(state), main);
+const apply = async () => {
+  draw();
+  main.querySelector('form').requestSubmit();
+  await until(() => !state.busy.size);
+  draw();
+};
+tell();
+m.enter();
+await until(() => state.model.draft);
+const typeInto = (top_k) => edit({ parameters: { top_k } });
+"""
+
+
+def test_what_is_typed_while_the_state_is_loaded_stays(act: Run) -> None:
+    typed, banner = act(
+        "model.js",
+        MODEL
+        + """
+        stored = desired(2);
+        wish++;
+        tell();
+        typeInto('7');
+        await until(() => state.model.theirs);
+        draw();
+        return [state.model.draft.parameters.top_k, main.querySelector('.banner').textContent];
+        """,
+    )
+
+    assert typed == "7"
+    assert "Somebody else has changed the desired state" in banner
+
+
+def test_what_is_applied_says_what_it_was_made_from_and_fleets_do_not_matter(act: Run) -> None:
+    put, stored, is_edited, notices = act(
+        "model.js",
+        MODEL
+        + """
+        typeInto('7');
+        wish = 8;
+        await apply();
+        return [put, stored.inference_parameters, state.model.isEdited, state.notices.map(({ tone }) => tone)];
+        """,
+    )
+
+    assert put == ['"5"', '"8"']
+    assert (stored, is_edited, notices) == ({"top_k": 7}, False, ["good"])
+
+
+def test_what_somebody_else_has_put_is_replaced_only_by_who_was_told(act: Run) -> None:
+    first, banner, then, put = act(
+        "model.js",
+        MODEL
+        + """
+        typeInto('7');
+        stored = desired(2);
+        wish = 6;
+        await apply();
+        await apply();
+        const first = stored.inference_parameters.top_k;
+        const banner = main.querySelector('.banner');
+        const text = banner.textContent;
+        banner.querySelectorAll('button')[1].click();
+        await apply();
+        return [first, text, stored.inference_parameters.top_k, put];
+        """,
+    )
+
+    assert (first, then) == (2, 7)
+    assert "Somebody else has changed the desired state" in banner
+    assert put == ['"5"', '"5"', '"6"']
+
+
+FLEETS = """
+const { draftOf, fleetOf } = await import('/fleet_fields.js');
+const fleet = fleetOf(draftOf(null), null).fleet;
+const tell = (fleet) => {
+  state.data = { ...state.data, fleets: fleet ? { small: { fleet } } : {} };
+  m.told();
+};
+const put = [];
+answers['PATCH api/v1/fleets/small'] = ({ body }) => {
+  put.push(JSON.parse(body));
+  return [204];
+};
+const { render } = await import('/lit.js');
+document.body.innerHTML = '<main></main>';
+const main = document.querySelector('main');
+const draw = () => render(m.view(state), main);
+const typeInto = (name, text) => {
+  draw();
+  const field = document.getElementById(`fleet-${name}`);
+  field.value = text;
+  field.dispatchEvent(new Event('input'));
+  draw();
+};
+const banner = () => {
+  draw();
+  return main.querySelector('.banner')?.textContent ?? null;
+};
+Object.assign(state, { page: 'fleets', argument: 'small' });
+tell(fleet);
+m.enter();
+"""
+
+
+def test_only_what_was_changed_of_a_fleet_is_applied(act: Run) -> None:
+    before, banner, put = act(
+        "fleets.js",
+        FLEETS
+        + """
+        typeInto('max', '3');
+        typeInto('engine.threads', '2');
+        const before = banner();
+        tell({ ...fleet, min: 1, engine: { ...fleet.engine, n_batch: 64 } });
+        const after = banner();
+        main.querySelector('.fleet-form').requestSubmit();
+        await until(() => put.length);
+        return [before, after, put];
+        """,
+    )
+
+    assert before is None
+    assert "Somebody else has changed this fleet" in banner
+    assert [list(change) for change in put] == [["max", "engine"]]
+    assert (put[0]["max"], put[0]["engine"]["threads"], put[0]["engine"]["n_batch"]) == (3, 2, 64)
+
+
+def test_the_form_of_a_fleet_shows_what_is_there_until_it_is_edited(act: Run) -> None:
+    shown = act(
+        "fleets.js",
+        FLEETS
+        + """
+        const shown = () => state.fleets.form.draft.max;
+        const seen = [shown()];
+        tell({ ...fleet, max: 2 });
+        seen.push(shown());
+        typeInto('max', '5');
+        tell({ ...fleet, max: 3 });
+        seen.push(shown());
+        m.enter();
+        seen.push(shown(), banner());
+        return seen;
+        """,
+    )
+
+    assert shown == ["1", "2", "5", "3", None]
+
+
+def test_a_fleet_that_is_deleted_meanwhile_is_said_to_be_gone(act: Run) -> None:
+    told = act("fleets.js", FLEETS + "typeInto('max', '5'); tell(null); return banner();")
+
+    assert "Somebody else has deleted this fleet" in told
+
+
+def test_a_request_of_which_the_stream_says_nothing_is_looked_at_until_it_is_over(act: Run) -> None:
+    told = act(
+        "requests.js",
+        """
+        const states = ['waiting', 'running', 'over'];
+        answers['GET api/v1/requests/x'] = () => [200, { state: states[asked.length - 1], decisions: [] }];
+        Object.assign(state, { page: 'requests', argument: 'x' });
+        // Its pauses take no time here.
+        const timers = [];
+        globalThis.setTimeout = (work, pause) => timers.push({ work, pause });
+        m.enter();
+        const seen = [];
+        for (const each of states) {
+          await until(() => state.requests.shown?.state === each);
+          seen.push(each, timers.length);
+          timers.pop()?.work();
+        }
+        return [seen, asked.length];
+        """,
+    )
+
+    assert told == [["waiting", 1, "running", 1, "over", 0], 3]
 
 
 def test_rates_are_of_the_time_between_two_notes_and_none_after_a_restart(run: Run) -> None:
