@@ -483,9 +483,16 @@ def test_a_page_whose_origin_is_not_allowed_is_not_asked_for_a_key(act: Run) -> 
     assert (wants_key, key, dialogs) == (False, "good", 0)
 
 
-@pytest.mark.parametrize(("status", "code"), [(401, "unauthorized"), (403, "forbidden")])
+@pytest.mark.parametrize(
+    ("status", "text", "headers"),
+    [
+        (401, "no", {"x-headrace-error": "unauthorized"}),
+        (403, "no", {"x-headrace-error": "forbidden"}),
+        (403, {"error": {"code": "forbidden", "message": "no"}}, {}),
+    ],
+)
 def test_a_typed_key_replaces_another_only_when_it_was_accepted(
-    act: Run, status: int, code: str
+    act: Run, status: int, text: Any, headers: dict[str, str]
 ) -> None:
     seen, key = act(
         "api.js",
@@ -493,7 +500,7 @@ def test_a_typed_key_replaces_another_only_when_it_was_accepted(
         const stored = () => sessionStorage.getItem('headrace.management');
         sessionStorage.setItem('headrace.management', 'old');
         answers['GET x'] = ({ headers }) =>
-          headers.authorization === 'Bearer new' ? [204] : [a[0], 'no', { 'x-headrace-error': a[1] }];
+          headers.authorization === 'Bearer new' ? [204] : a;
         const done = m.ask('GET', 'x');
         const seen = [];
         for (const typed of ['wrong', 'new']) {
@@ -505,7 +512,8 @@ def test_a_typed_key_replaces_another_only_when_it_was_accepted(
         return [seen, stored()];
         """,
         status,
-        code,
+        text,
+        headers,
     )
 
     assert (seen, key) == (["old", "old"], "new")

@@ -24,11 +24,11 @@ export async function ask(method, path, { body, headers, role = 'management', si
   for (;;) {
     const key = typed ?? keyOf(role);
     const response = await send(method, path, { body, headers, key, signal });
-    const code = response.headers.get('x-headrace-error');
+    const text = response.ok ? '' : (await response.text().catch(() => '')).trim();
+    const code = response.headers.get('x-headrace-error') ?? errorOf(text)?.code;
     const isWanted = response.status === 401 || (response.status === 403 && code === 'forbidden');
     if (typed !== null && !isWanted) keep(role, typed);
     if (response.ok) return response;
-    const text = (await response.text().catch(() => '')).trim();
     if (isWanted) {
       // Another question may have brought a key while this one was on its way.
       const isOld = typed === null && keyOf(role) !== key;
@@ -64,11 +64,13 @@ async function send(method, path, { body, headers, key, signal }) {
   }
 }
 
-/** OpenAI's routes answer with an object. */
-function errorText(text) {
+const errorText = (text) => errorOf(text)?.message ?? text;
+
+/** OpenAI's routes answer with an object, and say the code there only. */
+function errorOf(text) {
   try {
-    return JSON.parse(text).error.message ?? text;
+    return JSON.parse(text).error;
   } catch {
-    return text;
+    return undefined;
   }
 }
