@@ -629,9 +629,8 @@ let wish = 5;
 const schema = { properties: { inference_parameters: { properties: { top_k: { type: 'integer' } } } } };
 const path = 'api/v1/balancer_desired_state';
 const put = [];
-answers[`GET ${path}`] = () => [200, stored];
+answers[`GET ${path}`] = () => [200, stored, { etag: `"${wish}"` }];
 answers[`GET ${path}/schema`] = () => [200, { schema, defaults: desired(0) }];
-answers['GET api/v1/overview'] = () => [200, { balancer: { model: { wish_number: wish } } }];
 answers[`PUT ${path}`] = ({ headers, body }) => {
   put.push(headers['if-match']);
   if (headers['if-match'] !== `"${wish}"`) return [409, 'something else was put'];

@@ -17,10 +17,6 @@ const STATE = 'api/v1/balancer_desired_state';
 /** The action's name. */
 const PUT = 'put desired state';
 
-/** The overview may be half a second old: so often, and after so many milliseconds, it is looked at. */
-const ATTEMPTS = 4;
-const PAUSE = 400;
-
 state.model = {
   /** The desired state that the draft was made from, and a wish by which it was still so. */
   stored: null,
@@ -120,20 +116,19 @@ async function put(body) {
   });
 }
 
+/** Tried once more if only fleets have changed, or what we did ourselves is not yet told by the stream. */
 async function putUnlessOvertaken(body) {
   const { model } = state;
-  for (let left = ATTEMPTS; ; left--) {
-    try {
-      await ask('PUT', STATE, { body, headers: model.wish === null ? {} : { 'if-match': `"${model.wish}"` } });
-      return;
-    } catch (error) {
-      if (error.status !== 409 || left === 1) throw error;
-    }
-    const { balancer } = await askJson('GET', 'api/v1/overview');
-    const current = { wish: balancer.model.wish_number, stored: await askJson('GET', STATE) };
-    const isNews = current.wish !== model.wish;
-    if (!compare(current)) throw new Error('Somebody else has changed the desired state: nothing is stored');
-    if (!isNews) await new Promise((resolve) => setTimeout(resolve, PAUSE));
+  const attempt = () => ask('PUT', STATE, { body, headers: { 'if-match': model.wish === null ? '*' : `"${model.wish}"` } });
+  try {
+    await attempt();
+  } catch (error) {
+    if (error.status !== 409) throw error;
+    const response = await ask('GET', STATE);
+    // A proxy may have made it a weak one.
+    const wish = Number(/\d+/.exec(response.headers.get('etag'))[0]);
+    if (!compare({ wish, stored: await response.json() })) throw new Error('Somebody else has changed the desired state: nothing is stored');
+    await attempt();
   }
 }
 
