@@ -396,6 +396,10 @@ def test_a_fleet_is_made_scaled_and_deleted(window: Window, up: Up) -> None:
     expect(fleet.get_by_role("listitem").filter(has_text="small-1")).to_contain_text("ready")
     assert up.client.get("/api/v1/fleets/small").json()["fleet"]["idle_time"] == 1
     window.picture("fleet")
+    page.get_by_label("max of the fleet small").fill("")
+    page.get_by_role("button", name="Scale the fleet small").click()
+    expect(page.get_by_label("max of the fleet small")).to_be_focused()
+    assert up.client.get("/api/v1/fleets/small").json()["fleet"]["max"] == 1
     page.get_by_role("link", name="Edit the fleet small").click()
     expect(page.get_by_label("idle_time")).to_have_value("1")
     page.get_by_role("link", name="Close").click()

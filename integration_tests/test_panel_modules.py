@@ -837,6 +837,17 @@ def test_rates_are_of_the_time_between_two_notes_and_none_after_a_restart(run: R
     assert lines["running"] == [9, 10, 11]
 
 
+def test_requests_stand_as_they_are_served(run: Run) -> None:
+    requests = {
+        str(n): {"id": str(n), "state": state, "arrived": n}
+        for n, state in enumerate(["running", "running", "waiting", "waiting", "over", "over"])
+    }
+
+    turn = run("requests.js", "m.inTurn(a[0]).map((each) => each.id)", requests)
+
+    assert turn == ["1", "0", "2", "3", "5", "4"]
+
+
 @pytest.mark.parametrize(
     ("ticks", "labels"),
     [

@@ -120,6 +120,7 @@ function scaling(name, fleet, { fleets, busy }) {
       type="number"
       min="0"
       max="1024"
+      required
       aria-label="${key} of the fleet ${name}"
       .value=${live(typed[key])}
       @input=${(event) => type(name, key, event.target.value)}

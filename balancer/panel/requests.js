@@ -7,7 +7,16 @@ import { now, perform, state, update } from './store.js';
 
 export const title = 'Requests';
 
-const RANK = { waiting: 0, running: 1, over: 2 };
+const RANK = { running: 0, waiting: 1, over: 2 };
+
+/** What runs, then the queue as it is served, then what is over, the latest first. Pure. */
+export const inTurn = (requests) =>
+  Object.values(requests).sort(
+    (a, b) =>
+      RANK[a.state] - RANK[b.state] ||
+      (a.state === 'waiting' ? a.arrived - b.arrived : b.arrived - a.arrived) ||
+      compare(a.id, b.id),
+  );
 
 state.requests = {
   /** What is typed into the field that looks one up. */
@@ -62,9 +71,7 @@ async function load(id) {
 const isShown = (id) => state.page === 'requests' && state.argument === id;
 
 export function view(state) {
-  const all = Object.values(state.data.requests).sort(
-    (a, b) => RANK[a.state] - RANK[b.state] || b.arrived - a.arrived || compare(a.id, b.id),
-  );
+  const all = inTurn(state.data.requests);
   return html`
     ${summary(state)} ${lookUp(state.requests)}
     ${state.argument !== null && !state.data.requests[state.argument] ? explained(state) : nothing}
