@@ -1,6 +1,7 @@
 """How an agent dials. What it says then is tested with the agent as a whole."""
 
 import asyncio
+import logging
 import random
 import ssl
 from collections.abc import AsyncGenerator
@@ -117,14 +118,19 @@ async def test_an_agent_speaks_tls(tmp_path: Path) -> None:
 
 
 async def test_an_agent_shows_nothing_to_a_balancer_that_it_does_not_know(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, other = (make_certificate(tmp_path, name) for name in ("own", "other"))
     tls = server_context(own.certificate, own.key)
     door = Door()
     told = asyncio.Event()
     caplog.set_level("INFO", "agent.link")
-    caplog.handler.addFilter(lambda _record: told.set() or True)
+
+    def note(_record: logging.LogRecord) -> bool:
+        told.set()
+        return True
+
+    monkeypatch.setattr(caplog.handler, "filters", [note])  # it is every test's
 
     async with (
         door.open(tls) as url,

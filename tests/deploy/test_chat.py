@@ -160,6 +160,8 @@ async def test_ctrl_c_stops_an_answer_and_at_the_prompt_the_chat(port: str, play
         agent.finish(asked.request_id)
         await terminal.shows("stopped")
         await terminal.shows("> ", times=2)
+        terminal.type("x")  # now it reads; before that the line editor may miss a signal
+        await terminal.shows("> x")
         terminal.type(CTRL_C)
         assert await terminal.ended() == 0
 

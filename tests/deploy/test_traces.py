@@ -135,7 +135,7 @@ async def test_a_move_to_another_agent_is_seen(balancer: Balancer, collector: Co
 
 
 async def test_a_collector_that_is_not_there_costs_a_line_in_the_log(
-    balancer: Balancer, caplog: pytest.LogCaptureFixture
+    balancer: Balancer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -145,7 +145,7 @@ async def test_a_collector_that_is_not_there_costs_a_line_in_the_log(
         loop.call_soon_threadsafe(told.set)
         return True
 
-    caplog.handler.addFilter(note)
+    monkeypatch.setattr(caplog.handler, "filters", [note])  # it is every test's
     async with (
         agents(balancer, "one"),
         traced(balancer, "http://127.0.0.1:9/v1/traces") as client,
