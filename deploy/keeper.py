@@ -265,7 +265,22 @@ async def keep(settings: bytes, say: Callable[[str], None], *, drain_timeout: fl
     loop = asyncio.get_running_loop()
     for number in stop_signals():
         loop.add_signal_handler(number, asked_to_stop)
-    await keeper.run()
+    try:
+        await keeper.run()
+    finally:
+        ignore_stop_signals(loop)
+
+
+def ignore_stop_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """It ends already: one more of them must not make that look as if it had been killed. (The end of a
+    loop gives them back their default, which is that.)
+    """
+    numbers = stop_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def become_keeper(settings: bytes, *, drain_timeout: float) -> NoReturn:

@@ -376,3 +376,22 @@ async def test_an_agent_that_does_not_read_what_it_is_told_is_killed_and_holds_n
 
     assert said[0] == "the agent does not read what it is told and is killed"
     assert "it does not read" in said[-1]
+
+
+ENDING = """
+import asyncio, os, signal
+from deploy.keeper import ignore_stop_signals
+
+async def main():
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, print)
+    ignore_stop_signals(loop)
+
+asyncio.run(main())
+os.kill(os.getpid(), signal.SIGTERM)
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_one_more_signal_to_a_keeper_that_ends_changes_nothing() -> None:
+    assert subprocess.run([sys.executable, "-c", ENDING], check=False).returncode == 0
