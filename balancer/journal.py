@@ -50,7 +50,6 @@ class What(enum.StrEnum):
     FIRST_TOKEN = "first_token"
     WENT_ON = "went_on"
     """On another agent, where the first had left off."""
-    CANCELLED = "cancelled"
     OVER = "over"
 
 

@@ -28,7 +28,7 @@ OPERATIONS = {
 WELL = frozenset(FinishReason)
 """Outcomes of requests that ended as their clients wished."""
 
-LEAVES_AGENT = {What.REFUSED, What.GIVEN_BACK, What.AGENT_LOST, What.CANCELLED, What.OVER}
+LEAVES_AGENT = {What.REFUSED, What.GIVEN_BACK, What.AGENT_LOST, What.OVER}
 
 EVENTS = {What.WAITS_FOR_PREFIX, What.WAITS_FOR_CELLS, What.PAUSED, What.ADMITTED}
 

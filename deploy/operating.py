@@ -28,7 +28,7 @@ from deploy.settings import CLIENT_PORT
 from deploy.status import show_status
 from deploy.status_stream import views
 from deploy.swap import Outcome, Swap
-from deploy.terminal import WIDE, one_line, page_width
+from deploy.terminal import WIDE, one_line
 
 IS_WIDE = not sys.stdout.isatty() and "COLUMNS" not in os.environ
 """Where nobody looks at a window, nothing is cut."""
@@ -150,7 +150,7 @@ def explain(place: Place, request_id: RequestName, json: AsJson = False) -> None
     if json:
         _print_json(told)
     else:
-        console.print(explained(told), width=page_width(console))
+        console.print(explained(told))
 
 
 # To ask

@@ -6,17 +6,17 @@ from rich.text import Text
 
 from deploy.overview import StatusView
 from deploy.swap import HALTED
-from deploy.terminal import cell, one_line, page_width, part, size
+from deploy.terminal import cell, one_line, part, size
 from deploy.top_view import fleet_row, state_of
 
 
 def show_status(view: StatusView, console: Console) -> None:
     if view.agents:
-        console.print(_agents(view), width=page_width(console))
+        console.print(_agents(view))
     else:
         console.print("no agents")
     if view.fleets:
-        console.print(_fleets(view), width=page_width(console))
+        console.print(_fleets(view))
     lines = [
         f"{agent.title}: {issue.words}" for agent in view.agents.values() for issue in agent.issues
     ]

@@ -5,7 +5,6 @@ Names, models' answers and messages come from others: what would steer the termi
 
 import unicodedata
 
-from rich.console import Console
 from rich.text import Text
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -42,11 +41,6 @@ def cell(text: str | None, style: str = "") -> Text:
 def one_line(text: str) -> str:
     """Of what may have several."""
     return plain(" ".join(text.split()))
-
-
-def page_width(console: Console) -> int:
-    """Of what is printed once: where there is no terminal nothing need be cut."""
-    return console.width if console.is_terminal else max(console.width, WIDE)
 
 
 def seconds(value: float | None) -> str:

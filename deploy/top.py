@@ -18,7 +18,7 @@ from deploy.machine import stop_signals
 from deploy.management import Management, Place
 from deploy.overview import StatusEvent, StatusView
 from deploy.status_stream import Lost, follow
-from deploy.terminal import one_line, page_width
+from deploy.terminal import one_line
 from deploy.top_view import Window, top_view
 
 SHORTEST_FRAME, LONGEST_FRAME = 0.2, 1.0
@@ -37,7 +37,7 @@ async def print_once(place: Place, console: Console, *, as_json: bool) -> None:
     if as_json:
         _print_json(StatusEvent("", "snapshot", overview))
         return
-    window = Window(page_width(console), EVERYTHING)
+    window = Window(console.width, EVERYTHING)
     picture = top_view(StatusView.of(overview), window, url=place.url, now=time.time())
     console.print(picture, width=window.width)
 
